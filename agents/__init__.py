@@ -1,0 +1,1 @@
+"""SimulEval agents. Each module holds one entry point, so that `--agent FILE` is never ambiguous."""

@@ -1,0 +1,33 @@
+"""`simuleval --agent agents/duplex_agent.py`: the dual-stream model with its EMIT head."""
+
+import logging
+
+from simuleval.utils import entrypoint
+
+from agents.base import StreamAgent
+from duplex_model.policies import EmitHeadPolicy
+
+logger = logging.getLogger("agents")
+
+
+@entrypoint
+class DuplexAgent(StreamAgent):
+    """EMIT when sigmoid(EMIT logit) > theta; a larger lam (price of latency) writes earlier."""
+
+    def __init__(self, args, engine=None):
+        super().__init__(args, engine)
+        config = self.engine.model.config
+        if not config.lam_min <= args.lam <= config.lam_max:
+            logger.warning(
+                f"lam = {args.lam} is outside the range {config.lam_min}..{config.lam_max} that the model was trained on"
+            )
+
+    @staticmethod
+    def build_policy(args):
+        return EmitHeadPolicy(args.lam, args.theta)
+
+    @staticmethod
+    def add_args(parser):
+        StreamAgent.add_args(parser)
+        parser.add_argument("--lam", type=float, default=0.03, help="price of latency, nats a cell (> 0)")
+        parser.add_argument("--theta", type=float, default=0.5, help="EMIT threshold, a probability")

@@ -1,0 +1,48 @@
+"""Model folders: config.json, model.safetensors and spm.model, of the grid or of its stage-1 causal LM."""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from duplex_model.config import BACKBONES
+from duplex_model.model import DuplexModel
+from duplex_model.tokenizer import FILE_NAME, Tokenizer
+
+PACKAGED = Path(__file__).parent / "weights" / "tatoeba-de-en"  # what agents use without --checkpoint
+FILES = ("config.json", "model.safetensors", FILE_NAME)
+
+
+def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.float32):
+    """(model, tokenizer) of a model folder; without one, of the packaged German-English weights.
+
+    folder: a model folder, or a folder of them with the subfolders `duplex` and `lm`. backbone: "duplex" or "lm".
+    Raises FileNotFoundError naming a missing file, ValueError if the folder holds another kind of model or its
+    weights do not fit its configuration.
+    """
+    folder = Path(folder or PACKAGED)
+    if (folder / backbone / "config.json").is_file():
+        folder = folder / backbone
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name} is missing; a checkpoint folder holds {', '.join(FILES)}")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    family = "duplex" if config.get("model_type") == "duplex" else "lm"
+    if family != backbone or (family == "lm" and config.get("model_type") not in BACKBONES):
+        raise ValueError(
+            f"{folder}: model type {config.get('model_type')!r} is not a {backbone!r} backbone; choose another checkpoint or --backbone"
+        )
+    tokenizer = Tokenizer(folder / FILE_NAME, config.get("source_unit", "word"), config.get("target_unit", "word"))
+    model_class = DuplexModel if family == "duplex" else AutoModelForCausalLM
+    try:
+        model, report = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    except RuntimeError as error:
+        raise ValueError(f"{folder}: the weights do not fit config.json: {error}") from error
+    wrong = {kind: names for kind, names in report.items() if names}
+    if wrong or tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"{folder}: weights, config.json and tokenizer do not fit together ({wrong or 'vocabulary sizes differ'}); "
+            "copy the three files from the same run"
+        )
+    return model.to(device).eval(), tokenizer

@@ -1,0 +1,175 @@
+"""Streams: sentences translated word by word over one model."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from duplex_model.states import GridState, LmState
+
+BOM = "\ufeff"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Output is cut at `max_len_a` * |x| + `max_len_b` tokens, |x| = source tokens visible."""
+
+    max_len_a: float = 1.5
+    max_len_b: float = 20
+
+    def __post_init__(self):
+        if self.max_len_a < 0 or self.max_len_b < 1:
+            raise ValueError(f"max_len_a = {self.max_len_a}, max_len_b = {self.max_len_b}: use a >= 0 and b >= 1")
+
+
+class Engine:
+    """A model with its tokenizer, ready to open any number of streams.
+
+    model: DuplexModel or a `transformers` causal LM whose config has an `anchor`.
+    """
+
+    def __init__(self, model, tokenizer, limits=None):
+        self.model, self.tokenizer, self.limits = model.eval(), tokenizer, limits or Limits()
+        self.backbone = "duplex" if model.config.model_type == "duplex" else "lm"
+        size = model.config.vocab_size
+        self.inner_ban = torch.zeros(size, device=model.device)  # added to the logits inside a word
+        self.inner_ban[[*tokenizer.special_ids, *range(tokenizer.vocab_size, size)]] = -math.inf
+        self.first_ban = self.inner_ban.clone()  # ... and at a word's start, where EOS may come
+        self.first_ban[tokenizer.eos_id] = 0.0
+        self._start = None
+
+    def to(self, device, dtype=None):
+        """An engine over the same model on `device`, in `dtype` if given."""
+        return Engine(self.model.to(device=device, dtype=dtype), self.tokenizer, self.limits)
+
+    def open(self, source_length=None):
+        """A new Stream. source_length: tokens with BOS and EOS; only a model with the oracle anchor needs it."""
+        if self.model.config.anchor == "oracle":
+            if source_length is None:
+                raise ValueError("this model's anchor is the true source length, which a live system does not know")
+            return Stream(self, self._state(source_length))
+        if self._start is None:
+            self._start = self._state(None)
+        return Stream(self, self._start)
+
+    @torch.inference_mode()
+    def _state(self, anchor):
+        state_class = GridState if self.backbone == "duplex" else LmState
+        return state_class.start(self.model, self.tokenizer.bos_id, self.tokenizer.seed_id, anchor)
+
+
+class Stream:
+    """One sentence: `read(words)`, `finish()`, `write()` in any order that the task allows.
+
+    words_read, words_written: counts. source_finished: EOS is read. target_finished: EOS is written, or the limit is
+    reached with the whole source read. truncated: the source was cut at anchor - 1 tokens and closed.
+    """
+
+    def __init__(self, engine, state):
+        self.engine, self.state = engine, state
+        self.words_read = self.words_written = 0
+        self.source_finished = self.target_finished = self.truncated = False
+
+    def snapshot(self):
+        """Everything that changes, to be given to `restore`; shares all tensors."""
+        return dict(self.__dict__)
+
+    def restore(self, snapshot):
+        self.__dict__.update(snapshot)
+
+    @property
+    def steps(self):
+        """Model calls so far, the start's included."""
+        return self.state.steps
+
+    @property
+    def x_vis(self):
+        return len(self.state.source_ids)
+
+    @property
+    def y_gen(self):
+        return len(self.state.target_ids)
+
+    @property
+    def over_limit(self):
+        limits = self.engine.limits
+        return self.y_gen - 1 >= limits.max_len_a * self.x_vis + limits.max_len_b
+
+    @torch.inference_mode()
+    def read(self, words, finished=False):
+        """Expose source words (a string, split at whitespace, or a list); `finished` also exposes EOS, in one block.
+
+        A source that would not fit below the anchor is cut at anchor - 1 tokens and closed (`truncated`). Raises
+        ValueError if the source is closed already.
+        """
+        if self.source_finished and not self.truncated:
+            raise ValueError("the source is finished; open a new stream for the next sentence")
+        words = words.split() if isinstance(words, str) else list(words)
+        if words and self.words_read == 0:
+            words[0] = words[0].removeprefix(BOM)
+        self.words_read += len(words)
+        if self.truncated:
+            return
+        tokenizer = self.engine.tokenizer
+        ids = [piece for word in words if word for piece in tokenizer.encode_word(word)]
+        room = self.state.anchor - 1 - self.x_vis
+        if len(ids) > room:
+            ids, finished, self.truncated = ids[:room], True, True
+        if finished:
+            self.source_finished = True
+            if not ids and self.x_vis == 1:
+                self.target_finished = True  # an empty line has an empty translation
+                return
+            ids.append(tokenizer.eos_id)
+        if ids:
+            self.state = self.state.read(ids)
+
+    def finish(self):
+        """Close the source: from now on only EMIT is left."""
+        if not self.source_finished:
+            self.read([], finished=True)
+
+    @property
+    def can_write(self):
+        """Whether the next word may be asked for: something is read, nothing forbids going on."""
+        return not self.target_finished and (self.x_vis > 1) and not (self.over_limit and not self.source_finished)
+
+    @torch.inference_mode()
+    def next_logits(self):
+        """Logits [V] of the next token, tokens that may not come masked; an EOS argmax counts as WAIT while reading."""
+        self.state, logits = self.state.logits()
+        return logits + self.engine.first_ban
+
+    def predicts_end(self):
+        return self.next_logits().argmax().item() == self.engine.tokenizer.eos_id
+
+    @torch.inference_mode()
+    def emit_probability(self, lam):
+        """sigmoid of the EMIT logit at the current cell, for the price `lam` (nats a cell)."""
+        return 1 / (1 + math.exp(-max(-80.0, min(80.0, self.state.emit_logit(lam)))))
+
+    @torch.inference_mode()
+    def write(self):
+        """Write one word greedily, to its end: its text ("" if it has none), or None if the sentence ends instead.
+
+        Raises ValueError if `can_write` is False.
+        """
+        if not self.can_write:
+            raise ValueError("nothing can be written here: read a word first, or the sentence is finished")
+        if self.over_limit or self.predicts_end():
+            self.target_finished = True
+            return None
+        tokenizer, pieces = self.engine.tokenizer, []
+        while not pieces or not (tokenizer.word_complete(pieces, tokenizer.target_unit) or self.over_limit):
+            self.state, logits = self.state.logits()
+            pieces.append((logits + self.engine.inner_ban).argmax().item())
+            self.state = self.state.write(pieces[-1])
+        self.words_written += 1
+        return tokenizer.decode(pieces)
+
+    def advance(self, policy):
+        """Write until `policy` waits or the sentence ends; yields each word as it is written, but no empty one."""
+        while self.can_write and (self.source_finished or (policy.emits(self) and not self.predicts_end())):
+            word = self.write()
+            if word:
+                yield word

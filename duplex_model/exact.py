@@ -1,0 +1,41 @@
+"""The exact attention of the grid, a slow oracle for tests and measurements: never the product path.
+
+No broadcast and no same-cell query: every cell attends with its own query, O(X^2 Y + X Y^2) a layer. It equals the
+product's form for one layer, for X = Y = 1, and in input column 0 at any depth.
+"""
+
+import torch
+
+
+def exact_stream(own, other, skip_first):
+    """Contexts [B, n, m, H, H_d] of one stream, lines on axis 1 (Projections as in `stream_attention`)."""
+    q, k, v = own
+    n, m = max(q.shape[1], other.k.shape[1]), max(q.shape[2], other.k.shape[2])
+    q, k, v, other_k, other_v = (t.expand(-1, n, m, *t.shape[3:]) for t in (q, k, v, other.k, other.v))
+    scale = q.shape[-1] ** -0.5
+    own_scores = torch.einsum("bnmkgd,bpmkd->bnmkgp", q, k) * scale
+    cross_scores = torch.einsum("bnmkgd,bnpkd->bnmkgp", q, other_k) * scale
+    lines, positions = torch.arange(n, device=q.device), torch.arange(m, device=q.device)
+    own_scores = own_scores.masked_fill((lines > lines[:, None])[:, None, None, None], -torch.inf)
+    hidden = (positions > positions[:, None]) | (positions == 0) & skip_first
+    cross_scores = cross_scores.masked_fill(hidden[:, None, None], -torch.inf)
+    weights = torch.cat([own_scores, cross_scores], -1).softmax(-1)
+    context = torch.einsum("bnmkgp,bpmkd->bnmkgd", weights[..., :n], v)
+    context = context + torch.einsum("bnmkgp,bnpkd->bnmkgd", weights[..., n:], other_v)
+    return context.flatten(3, 4)
+
+
+def exact_attend(own, other):
+    """Contexts of both streams over a whole grid: the drop-in for the product's attention."""
+    contexts_out = exact_stream(other.transpose(), own.transpose(), skip_first=False)
+    return exact_stream(own, other, skip_first=True), contexts_out.transpose(1, 2)
+
+
+def exact_forward(model, source_ids, target_ids, anchor=None):
+    """Last-layer states of both streams, [B, X, Y, D] each, of DuplexModel `model` with exact attention."""
+    rotary = model.rotary(source_ids, target_ids, anchor=anchor)
+    inputs = model.model.embed_tokens(source_ids)[:, :, None]
+    outputs = model.model.embed_tokens(target_ids)[:, None]
+    for layer in model.model.layers:
+        inputs, outputs = layer(inputs, outputs, rotary, exact_attend)
+    return inputs, outputs

@@ -1,0 +1,85 @@
+"""Heatmap, path, mask and the two losses of the grid (eq. 35-41), as sums and counts."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from duplex_model.path import optimal_path
+
+CHUNK = 512  # cells whose logits are held at once where no gradient is kept
+
+
+def labels_of(batch, real):
+    """t_{y+1} of every cell, [B, R, Y]."""
+    return batch.target_ids[:, None, 1:].expand(real.shape)
+
+
+def grid_masks(batch):
+    """real [B, R, Y]: cells of decision rows and columns that are not padding; last [B, R]: the last decision row;
+    decided [B, R, Y]: the cells at which the EMIT head is trained (not the last row, columns where waiting is allowed)."""
+    Y = batch.target_word.shape[1]
+    rows = torch.arange(batch.decision_rows.shape[1], device=batch.row_count.device)
+    columns = torch.arange(Y, device=batch.row_count.device) < batch.target_len[:, None]
+    real = (rows < batch.row_count[:, None])[:, :, None] & columns[:, None]
+    last = rows == batch.row_count[:, None] - 1
+    decided = real & ~last[:, :, None] & batch.wait_ok[:, None, :-1]
+    return real, last, decided
+
+
+class DuplexLoss(nn.Module):
+    """Stage-2 losses of a DuplexModel: L_LM on the path of `lam_lm`, L_emit on the paths of the drawn prices."""
+
+    terms = ("lm", "emit", "last_row", "area")
+
+    def __init__(self, model, lam_lm):
+        super().__init__()
+        self.model, self.lam_lm = model, lam_lm
+
+    def forward(self, batch, lam):
+        """Sums and counts, [4] each, for the terms: L_LM (nats), L_emit (nats), loss in the last row (nats), share of
+        cells below the drawn paths. batch: data.Batch; lam: [K] prices of latency."""
+        block, heatmap = self.grid(batch)
+        emit_logits = self.model.emit_logits(block, lam).float()
+        real, last, decided = grid_masks(batch)
+        masks = self.paths(heatmap, batch, torch.cat([lam.new_tensor([self.lam_lm]), lam]))
+        lm_mask, emit_masks = masks[0] & real, masks[1:]
+        # Only the cells below the path need a gradient: their logits are computed again, the others' never kept.
+        logits = self.model.lm_logits(block.outputs[lm_mask])
+        lm = F.cross_entropy(logits.float(), labels_of(batch, real)[lm_mask], reduction="sum")
+        emit = F.binary_cross_entropy_with_logits(emit_logits, emit_masks.to(emit_logits), reduction="none")
+        last_row = heatmap[last[:, :, None] & real]
+        sums = [lm, emit[:, decided].sum(), last_row.sum(), emit_masks[:, real].sum()]
+        counts = [lm_mask.sum(), len(lam) * decided.sum(), last_row.numel(), len(lam) * real.sum()]
+        return torch.stack([s.float() for s in sums]), torch.tensor([float(c) for c in counts], device=heatmap.device)
+
+    def grid(self, batch):
+        """The Block of the decision rows, and its heatmap [B, R, Y] (nats, 0 in padding, no gradient)."""
+        anchor = batch.source_len if self.model.config.anchor == "oracle" else None
+        block = self.model(batch.source_ids, batch.target_ids[:, :-1], anchor=anchor, keep=batch.decision_rows)
+        real, _, _ = grid_masks(batch)
+        with torch.no_grad():
+            states, labels = block.outputs[real], labels_of(batch, real)[real]
+            losses = torch.cat(
+                [
+                    F.cross_entropy(self.model.lm_logits(part).float(), wanted, reduction="none")
+                    for part, wanted in zip(states.split(CHUNK), labels.split(CHUNK), strict=True)
+                ]
+            )
+            return block, losses.new_zeros(real.shape).masked_scatter(real, losses)
+
+    @staticmethod
+    def paths(heatmap, batch, prices):
+        """Masks M [K, B, R, Y] of the best paths for the prices [K]."""
+        K, B = len(prices), len(heatmap)
+
+        def repeat(tensor):
+            return tensor.repeat(K, *(1,) * (tensor.dim() - 1))
+
+        path = optimal_path(
+            repeat(heatmap),
+            prices.repeat_interleave(B),
+            repeat(batch.row_count),
+            repeat(batch.target_len),
+            repeat(batch.wait_ok),
+        )
+        return path.mask.view(K, *heatmap.shape)

@@ -1,0 +1,141 @@
+"""Words to pieces and back with SentencePiece, whitespace kept as a *suffix*.
+
+With the suffix, a word's end is known from its own last piece, so a stream never has to look at the next token to know
+that a word is complete (design: decision rows). Text is not normalised, and unknown characters fall back to bytes.
+"""
+
+import shutil
+from functools import lru_cache
+from pathlib import Path
+
+import sentencepiece
+
+PAD, UNK, BOS, EOS, SEED = "<pad>", "<unk>", "<s>", "</s>", "<target>"
+SPACE = "\u2581"  # SentencePiece's visible blank
+UNITS = ("word", "char")
+FILE_NAME = "spm.model"
+
+
+class Tokenizer:
+    """A SentencePiece model plus the latency unit of each side.
+
+    `source_unit`, `target_unit`: "word" (a word ends with the piece that carries the blank) or "char" (every piece that
+    completes a character ends a "word", for languages without blanks).
+    """
+
+    def __init__(self, model_file, source_unit="word", target_unit="word"):
+        model_file = Path(model_file)
+        if not model_file.is_file():
+            raise FileNotFoundError(f"{model_file}: the SentencePiece model is missing; the checkpoint is incomplete")
+        for unit in (source_unit, target_unit):
+            if unit not in UNITS:
+                raise ValueError(f"latency unit {unit!r} is not known; use one of {', '.join(UNITS)}")
+        self.model_file = model_file
+        self.source_unit, self.target_unit = source_unit, target_unit
+        self._sp = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+        self.pad_id, self.bos_id, self.eos_id, self.seed_id = (
+            self._sp.piece_to_id(piece) for piece in (PAD, BOS, EOS, SEED)
+        )
+        size = self._sp.get_piece_size()
+        self._pieces = [
+            bytes([int(piece[3:5], 16)]) if self._sp.is_byte(i) else piece.replace(SPACE, " ").encode()
+            for i, piece in ((i, self._sp.id_to_piece(i)) for i in range(size))
+        ]
+        self.special_ids = [i for i in range(size) if self._sp.is_control(i) or self._sp.is_unknown(i)]
+        self._encode_word = lru_cache(maxsize=1 << 17)(self._encode_word_uncached)
+
+    @property
+    def vocab_size(self):
+        return len(self._pieces)
+
+    @property
+    def joiner(self):
+        """What stands between two written words: a blank, or nothing for the unit "char"."""
+        return " " if self.target_unit == "word" else ""
+
+    def encode_word(self, word):
+        """The piece ids of one whitespace-free word; the last piece carries the blank."""
+        return list(self._encode_word(word))
+
+    def _encode_word_uncached(self, word):
+        # A literal U+2581 in the text would be read back as a blank, so it goes in as bytes.
+        *head, last = word.split(SPACE)
+        ids = []
+        for part in head:
+            ids += self._sp.encode(part)
+            ids += [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
+        return tuple(ids + self._sp.encode(last + " "))
+
+    def encode(self, text):
+        """The piece ids of all words of `text` (split at Unicode whitespace)."""
+        return [piece for word in text.split() for piece in self._encode_word(word)]
+
+    def decode(self, ids):
+        """The text of `ids`: special tokens and incomplete byte sequences vanish, outer blanks are cut.
+
+        Never returns U+FFFD unless it was in the encoded text.
+        """
+        special = set(self.special_ids)
+        data = b"".join(self._pieces[i] for i in ids if i not in special)
+        return data.decode("utf-8", errors="ignore").strip()
+
+    def word_complete(self, ids, unit):
+        """Whether the pieces `ids` of one started word end it, under the latency unit `unit`."""
+        if unit == "word":
+            return self._pieces[ids[-1]].endswith(b" ")
+        return not self._sp.is_byte(ids[-1]) or bool(self.decode(_trailing_bytes(self._sp, ids)))
+
+    def word_ends(self, ids, unit):
+        """[len(ids)] bools: piece i ends a word under `unit`."""
+        ends, start = [], 0
+        for i in range(len(ids)):
+            ends.append(self.word_complete(ids[start : i + 1], unit))
+            start = i + 1 if ends[-1] else start
+        return ends
+
+    def save(self, folder):
+        """Copy the SentencePiece model into `folder`."""
+        target = Path(folder) / FILE_NAME
+        if target.resolve() != self.model_file.resolve():
+            shutil.copyfile(self.model_file, target)
+
+
+def _trailing_bytes(sp, ids):
+    start = len(ids)
+    while start > 0 and sp.is_byte(ids[start - 1]):
+        start -= 1
+    return ids[start:]
+
+
+def train_tokenizer(lines, model_file, vocab_size, character_coverage=0.9999):
+    """Train a unigram SentencePiece model on `lines` and write it to `model_file`.
+
+    Identity normalisation, whitespace as suffix, byte fallback. The special pieces are pad, unk, BOS, EOS and the seed
+    that opens the target.
+    """
+    model_file = Path(model_file)
+    model_file.parent.mkdir(parents=True, exist_ok=True)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(" ".join(line.split()) + " " for line in lines),
+        model_prefix=str(model_file.with_suffix("")),
+        vocab_size=vocab_size,
+        character_coverage=character_coverage,
+        model_type="unigram",
+        normalization_rule_name="identity",
+        treat_whitespace_as_suffix=True,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        byte_fallback=True,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        control_symbols=[SEED],
+        pad_piece=PAD,
+        unk_piece=UNK,
+        bos_piece=BOS,
+        eos_piece=EOS,
+        num_threads=1,
+        minloglevel=2,
+    )
+    model_file.with_suffix(".vocab").unlink()

@@ -1,0 +1,127 @@
+"""Train a dual-stream model: `python -m duplex_model.train CONFIG.yaml`.
+
+Stage `lm` trains a causal LM with multi-path prefix masks (baseline and initialisation), stage `duplex` the grid with
+L_LM + L_emit. Both resume from their last checkpoint, to the step. Runs under `accelerate launch` as well. Writes
+OUTPUT/lm and OUTPUT/duplex (model folders for the agents) and a `log.jsonl` beside each stage's checkpoints.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+
+from duplex_model.config import DuplexConfig
+from duplex_model.data import collate, load_examples, read_lines, read_pairs
+from duplex_model.model import DuplexModel
+from duplex_model.settings import load_settings
+from duplex_model.tokenizer import Tokenizer, train_tokenizer
+from duplex_model.training.loop import BatchStream, Run
+from duplex_model.training.settings import TrainSettings
+from duplex_model.training.stages import DuplexStage, LmStage
+
+
+def parse_arguments(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="YAML file with the keys of duplex_model.training.settings.TrainSettings")
+    parser.add_argument("--output", help="folder of the run (default: runs/NAME)")
+    parser.add_argument(
+        "--data-dir",
+        default=os.environ.get("DUPLEX_DATA_DIR", "data"),
+        help="folder of the parallel text (default: $DUPLEX_DATA_DIR or data)",
+    )
+    parser.add_argument("--stage", choices=("lm", "duplex"), help="only this stage (default: both)")
+    return parser.parse_args(arguments)
+
+
+def build_tokenizer(settings, data_dir, folder, main):
+    """The run's tokenizer, trained on the training text the first time."""
+    model_file = folder / "tokenizer" / "spm.model"
+    data = settings.data
+    if main and not model_file.is_file():
+        files = [data_dir / f"{prefix}.{language}" for prefix in data.train for language in (data.source, data.target)]
+        train_tokenizer((line for file in files for line in read_lines(file)), model_file, settings.vocab_size)
+    return model_file
+
+
+def build_config(settings, tokenizer):
+    """The DuplexConfig of the settings' model and tokenizer."""
+    unknown = set(settings.model) - set(DuplexConfig().to_dict())
+    if unknown:
+        raise ValueError(f"model: unknown key {sorted(unknown)[0]!r}; use the keys of DuplexConfig")
+    return DuplexConfig(
+        **{
+            "vocab_size": tokenizer.vocab_size,
+            "pad_token_id": tokenizer.pad_id,
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_id": tokenizer.eos_id,
+            "lam_min": settings.duplex.lam_min,
+            "lam_max": settings.duplex.lam_max,
+            "source_unit": settings.data.source_unit,
+            "target_unit": settings.data.target_unit,
+            **settings.model,
+        }
+    )
+
+
+def initial_grid(settings, config, lm_folder):
+    """The grid with the stage-1 weights in `lm_folder`, or fresh ones if the settings say `from_scratch`."""
+    if settings.duplex.from_scratch:
+        return DuplexModel(config)
+    if not (lm_folder / "config.json").is_file():
+        raise FileNotFoundError(f"{lm_folder}: no stage-1 model; run the stage lm first, or set duplex.from_scratch")
+    lm = AutoModelForCausalLM.from_pretrained(lm_folder)
+    stream = {key: getattr(config, key) for key in DuplexConfig.STREAM_KEYS}
+    return DuplexModel.from_causal_lm(lm, **stream)
+
+
+def run_stage(accelerator, stage, settings, folder, seed, examples, dev_examples):
+    """Train one stage and return the module with its best weights."""
+    run = Run(accelerator, stage, settings, folder, seed)
+    stream = BatchStream(examples, settings.budget, stage.cost, seed)
+    generator = BatchStream(dev_examples, settings.budget, stage.cost, seed=0)
+    dev = [collate([dev_examples[i] for i in indices]).to(accelerator.device) for indices in generator.batches]
+    run.train(stream, dev)
+    return run.raw_module
+
+
+def main(arguments=None):
+    args = parse_arguments(arguments)
+    settings = load_settings(TrainSettings, args.config)
+    data_dir, folder = Path(args.data_dir), Path(args.output or Path("runs") / settings.name)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    accelerator = Accelerator(mixed_precision=settings.precision)
+    with accelerator.main_process_first():
+        model_file = build_tokenizer(settings, data_dir, folder, accelerator.is_main_process)
+    data = settings.data
+    tokenizer = Tokenizer(model_file, data.source_unit, data.target_unit)
+    pairs = [pair for prefix in data.train for pair in read_pairs(data_dir / prefix, data.source, data.target)]
+    dev_pairs = read_pairs(data_dir / data.dev, data.source, data.target)[: data.dev_sentences]
+    examples, dev_examples = (load_examples(tokenizer, p, data.max_tokens) for p in (pairs, dev_pairs))
+    torch.manual_seed(settings.seed)
+    config = build_config(settings, tokenizer)
+
+    if args.stage != "duplex":
+        lm = AutoModelForCausalLM.from_config(config.lm_config())
+        stage = LmStage(lm, config.anchor, settings.lm)
+        run_stage(accelerator, stage, settings.lm, folder / "stage-lm", settings.seed, examples, dev_examples)
+        save(accelerator, lm, tokenizer, folder / "lm")
+    if args.stage != "lm":
+        model = initial_grid(settings, config, folder / "lm")
+        stage = DuplexStage(model, settings.duplex)
+        run_stage(accelerator, stage, settings.duplex, folder / "stage-duplex", settings.seed, examples, dev_examples)
+        save(accelerator, model, tokenizer, folder / "duplex")
+
+
+def save(accelerator, model, tokenizer, folder):
+    """Write a model folder: config, weights and tokenizer."""
+    if accelerator.is_main_process:
+        model.save_pretrained(folder)
+        tokenizer.save(folder)
+
+
+if __name__ == "__main__":
+    main()

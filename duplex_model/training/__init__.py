@@ -1,0 +1,1 @@
+"""Two-stage training: a multi-path causal LM, then the dual-stream grid."""

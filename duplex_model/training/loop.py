@@ -1,0 +1,154 @@
+"""The loop that both stages share: batches, optimiser, schedule, validation, log, resumable checkpoints."""
+
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from duplex_model.data import collate, make_batches
+
+
+def learning_rate(step, settings):
+    """Linear warm-up, constant, then a linear fall to 2% over the last `decay` share of the steps."""
+    rise = min(1.0, (step + 1) / max(settings.warmup, 1))
+    fall = (settings.steps - step) / max(settings.decay * settings.steps, 1)
+    return settings.lr * min(rise, max(fall, 0.02), 1.0)
+
+
+class BatchStream:
+    """Batch number n of an endless, reproducible sequence of shuffled epochs."""
+
+    def __init__(self, examples, budget, cost, seed):
+        self.examples, self.budget, self.cost, self.seed = examples, budget, cost, seed
+        self.epoch, self.batches = -1, self._shuffle(0)
+
+    def _shuffle(self, epoch):
+        return make_batches(self.examples, self.budget, self.cost, np.random.default_rng((self.seed, epoch)))
+
+    def __getitem__(self, number):
+        epoch, index = divmod(number, len(self.batches))  # every epoch has the same number of batches
+        if epoch != self.epoch:
+            self.epoch, self.batches = epoch, self._shuffle(epoch)
+        return collate([self.examples[i] for i in self.batches[index]])
+
+
+def backward(accelerator, module, weights, batch, draws):
+    """Forward and backward of one batch a process; returns ([T] mean losses over all processes, [T] global counts).
+
+    Each loss term is divided by its count over all processes, so unequal batches give the gradient of their union.
+    """
+    sums, counts = module(batch, *draws)
+    counts = accelerator.reduce(counts.detach().double(), "sum").clamp_min(1)
+    means = sums / counts.to(sums.dtype)
+    # Data-parallel wrappers average the gradients over processes; the sum is wanted.
+    accelerator.backward((means * weights.to(means)).sum() * accelerator.num_processes)
+    return accelerator.reduce(means.detach(), "sum"), counts
+
+
+class Run:
+    """One stage's training run in `folder`: resumes from its checkpoint, keeps the best validated weights."""
+
+    def __init__(self, accelerator, stage, settings, folder, seed):
+        self.accelerator, self.stage, self.settings = accelerator, stage, settings
+        self.folder, self.seed = Path(folder), seed
+        self.folder.mkdir(parents=True, exist_ok=True)
+        optimizer = torch.optim.AdamW(
+            stage.module.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
+        )
+        self.module, self.optimizer = accelerator.prepare(stage.module, optimizer)
+        self.step, self.best, self.cells, self.seconds = 0, float("inf"), 0, 0.0
+        self._load()
+
+    @property
+    def raw_module(self):
+        return self.accelerator.unwrap_model(self.module)
+
+    def train(self, stream, dev_batches):
+        """Train to the settings' last step; returns the best validation score and leaves its weights in the module."""
+        main = self.accelerator.is_main_process
+        bar = tqdm(total=self.settings.steps, initial=self.step, disable=not main, desc=self.stage.name, mininterval=5)
+        weights = torch.tensor(self.stage.weights, device=self.accelerator.device)
+        saved = logged = time.monotonic()
+        while self.step < self.settings.steps:
+            means, counts = self._advance(stream, weights)
+            bar.update()
+            now = time.monotonic()
+            if self.step % self.settings.log_every == 0:
+                self.seconds += now - logged
+                logged = now
+                self._log(dict(zip(self.stage.module_terms, means.tolist(), strict=True)), bar)
+            if self.step % self.settings.validate_every == 0 or self.step == self.settings.steps:
+                self._validate(dev_batches)
+                logged += time.monotonic() - now  # validation is not training time
+            if now - saved > 60 * self.settings.checkpoint_minutes or self.step == self.settings.steps:
+                self._save()
+                saved = now
+        best = torch.load(self.folder / "best.pt", map_location=self.accelerator.device, weights_only=True)
+        self.raw_module.load_state_dict(best)
+        return self.best
+
+    def _advance(self, stream, weights):
+        accelerator, settings = self.accelerator, self.settings
+        self.module.train()
+        batch = stream[self.step * accelerator.num_processes + accelerator.process_index].to(accelerator.device)
+        # Draws depend on (seed, step, process) alone, so a resumed run repeats them.
+        torch.manual_seed(hash((self.seed, self.step, accelerator.process_index)) % (1 << 31))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, settings)
+        means, counts = backward(accelerator, self.module, weights, batch, self.stage.draw(batch))
+        accelerator.clip_grad_norm_(self.module.parameters(), settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.cells += int(self.stage.work(batch)) * accelerator.num_processes
+        return means, counts
+
+    def _validate(self, dev_batches):
+        self.module.eval()
+        with torch.no_grad(), self.accelerator.autocast():
+            scores = self.stage.validate(dev_batches)
+        self._log({f"dev_{name}": value for name, value in scores.items()})
+        if scores["score"] < self.best:
+            self.best = scores["score"]
+            self._write(self.raw_module.state_dict(), "best.pt")
+
+    def _log(self, values, bar=None):
+        if not self.accelerator.is_main_process:
+            return
+        values = {name: round(value, 4) for name, value in values.items()}
+        if bar is not None:
+            bar.set_postfix(values, refresh=False)
+        rate = round(self.cells / self.seconds) if self.seconds else 0
+        record = {"step": self.step, **values, f"{self.stage.unit}_per_second": rate, "seconds": round(self.seconds)}
+        with open(self.folder / "log.jsonl", "a", encoding="utf-8") as log:
+            log.write(json.dumps(record) + "\n")
+
+    def _write(self, state, name):
+        if self.accelerator.is_main_process:
+            torch.save(state, self.folder / f"{name}.tmp")
+            os.replace(self.folder / f"{name}.tmp", self.folder / name)
+
+    def _save(self):
+        state = {
+            "module": self.raw_module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "settings": asdict(self.settings),
+            **{name: getattr(self, name) for name in ("step", "best", "cells", "seconds", "seed")},
+        }
+        self._write(state, "checkpoint.pt")
+
+    def _load(self):
+        path = self.folder / "checkpoint.pt"
+        if not path.is_file():
+            return
+        state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        if state["seed"] != self.seed:
+            raise ValueError(f"{path} was made with seed {state['seed']}, not {self.seed}; use another output folder")
+        self.raw_module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.best, self.cells, self.seconds = (state[k] for k in ("step", "best", "cells", "seconds"))

@@ -1,0 +1,58 @@
+"""The keys of a training YAML file, with their units and defaults."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    train: tuple[str, ...]  # file prefixes below the data directory, without the language
+    dev: str
+    source: str = "de"  # language codes: the files' endings
+    target: str = "en"
+    source_unit: str = "word"  # latency unit: word or char
+    target_unit: str = "word"
+    max_tokens: int = 64  # pieces a side; longer pairs are left out
+    dev_sentences: int = 300  # dev pairs that validation uses
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    steps: int
+    budget: int  # padded tokens (stage lm) or cells (stage duplex) a batch and process
+    lr: float
+    warmup: int = 200  # steps of linear rise
+    decay: float = 0.4  # last part of the steps in which lr falls linearly to 2% of its peak
+    weight_decay: float = 0.01
+    clip: float = 1.0  # gradient norm
+    validate_every: int = 500  # steps
+    log_every: int = 20  # steps
+    checkpoint_minutes: float = 5.0
+
+
+@dataclass(frozen=True)
+class LmSettings(StageSettings):
+    source_weight: float = 0.3  # weight of the source-token loss
+
+
+@dataclass(frozen=True)
+class DuplexSettings(StageSettings):
+    lam_min: float = 0.003  # lam is drawn log-uniformly from [lam_min, lam_max], nats per cell
+    lam_max: float = 0.15
+    lam_draws: int = 2  # values of lam a batch
+    lam_lm: float = 0.02  # lam of the path whose mask L_LM uses
+    emit_weight: float = 1.0
+    from_scratch: bool = False  # ignore the stage-1 weights
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    name: str
+    data: DataSettings
+    lm: LmSettings
+    duplex: DuplexSettings
+    vocab_size: int = 6000
+    model: dict[str, Any] = field(default_factory=dict)  # keys of DuplexConfig
+    seed: int = 1
+    precision: str = "no"  # no, bf16 or fp16 (mixed precision where the device has it)
+    threads: int = 0  # CPU threads; 0 leaves torch's choice

@@ -1,0 +1,91 @@
+import torch
+import torch.nn.functional as F
+from conftest import demo_pairs, tiny_grid, tiny_lm
+
+from duplex_model.data import collate, make_example
+from duplex_model.lm import MultipathLM, prefix_mask
+from duplex_model.losses import DuplexLoss
+from duplex_model.path import optimal_path
+
+LAM = torch.tensor([0.01, 0.2], dtype=torch.float64)
+
+
+def demo_batch(tokenizer, count=3):
+    return collate([make_example(tokenizer, *pair) for pair in demo_pairs()[:count]])
+
+
+def test_grid_losses_equal_a_plain_computation(tokenizer):
+    """Padded, batched sums against one sentence at a time with explicit loops over the definition."""
+    model = tiny_grid(vocab_size=tokenizer.vocab_size)
+    loss = DuplexLoss(model, lam_lm=0.05)
+    sums, counts = loss(demo_batch(tokenizer), LAM)
+    expected = torch.zeros(2, 4, dtype=torch.float64)
+    for source, target in demo_pairs()[:3]:
+        example = make_example(tokenizer, source, target)
+        block = model(torch.tensor([example.source]), torch.tensor([example.target[:-1]]))
+        logits = model.lm_logits(block.outputs)[0]
+        emit = model.emit_logits(block, LAM)[:, 0]
+        rows, Y = example.decision_rows, len(example.target) - 1
+        heatmap = torch.stack([
+            F.cross_entropy(logits[row], torch.tensor(example.target[1:]), reduction="none") for row in rows
+        ])  # fmt: skip
+        wait_ok = torch.tensor([example.wait_ok])
+        mask = optimal_path(heatmap.detach()[None], 0.05, wait_ok=wait_ok).mask[0]
+        expected[:, 0] += torch.stack([heatmap[mask].sum(), mask.sum()])
+        expected[:, 2] += torch.stack([heatmap[-1].sum(), torch.tensor(Y)])
+        for lam, emit_logits in zip(LAM.tolist(), emit, strict=True):
+            wanted = optimal_path(heatmap.detach()[None], lam, wait_ok=wait_ok).mask[0]
+            expected[:, 3] += torch.stack([wanted.sum(), torch.tensor(len(rows) * Y)])
+            for r, row in enumerate(rows[:-1]):
+                for y in range(Y):
+                    if example.wait_ok[y]:
+                        bce = F.binary_cross_entropy_with_logits(emit_logits[row, y], wanted[r, y].double())
+                        expected[:, 1] += torch.stack([bce, torch.tensor(1.0, dtype=torch.float64)])
+    torch.testing.assert_close(counts.double(), expected[1], rtol=0, atol=0)
+    torch.testing.assert_close(sums.double(), expected[0], rtol=1e-5, atol=1e-4)
+
+
+def test_padding_gets_no_gradient(tokenizer):
+    """Other sentences in the batch, and so more padding, change nothing in a sentence's own sums."""
+    model = tiny_grid(vocab_size=tokenizer.vocab_size)
+    loss = DuplexLoss(model, lam_lm=0.05)
+    alone = [loss(collate([make_example(tokenizer, *pair)]), LAM) for pair in demo_pairs()[:4]]
+    together = loss(demo_batch(tokenizer, 4), LAM)
+    for part in (0, 1):
+        torch.testing.assert_close(together[part], sum(one[part] for one in alone), rtol=1e-5, atol=1e-4)
+
+
+def test_lm_targets_see_no_source_beyond_k(tokenizer):
+    """Changing every source word from k + j on leaves the predictions of output words up to j as they are."""
+    lm, batch = tiny_lm(vocab_size=tokenizer.vocab_size), demo_batch(tokenizer, 1)
+    X = batch.source_ids.shape[1]
+    positions = torch.cat([torch.arange(X), 64 + torch.arange(batch.target_word.shape[1])])
+
+    def states(source):
+        with torch.no_grad():
+            return lm.model(
+                input_ids=torch.cat([source, batch.target_ids[:, :-1]], 1),
+                attention_mask=prefix_mask(batch, torch.tensor([2])),
+                position_ids=positions[None],
+            ).last_hidden_state[0, X:]
+
+    before = states(batch.source_ids)
+    for word in (2, 4):
+        changed = torch.where(batch.source_word >= word, (batch.source_ids + 7) % 90 + 5, batch.source_ids)
+        after = states(changed)
+        same = batch.target_word[0] < word - 1
+        assert torch.equal(after[same], before[same])
+        assert not torch.allclose(after[~same], before[~same])
+
+
+def test_lm_loss_counts_and_padding(tokenizer):
+    lm = tiny_lm(vocab_size=tokenizer.vocab_size)
+    loss = MultipathLM(lm, anchor=64)
+    words = [1, 3, 2]
+    alone = [
+        loss(collate([make_example(tokenizer, *pair)]), torch.tensor([k]))
+        for pair, k in zip(demo_pairs()[:3], words, strict=True)
+    ]
+    together = loss(demo_batch(tokenizer), torch.tensor(words))
+    for part in (0, 1):
+        torch.testing.assert_close(together[part], sum(one[part] for one in alone), rtol=1e-5, atol=1e-4)
