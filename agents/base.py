@@ -22,14 +22,14 @@ class StreamAgent(TextToTextAgent):
     Every source word that SimulEval pushes is read; all words that the policy then emits go into one WriteAction.
     """
 
-    backbone = "duplex"
+    default_backbone = "duplex"
 
     def __init__(self, args, engine=None):
         policy = self.build_policy(args)  # before the model: a wrong value is an error at once
         limits = Limits(args.max_len_a, args.max_len_b)
         check_files(args.source, args.target)
         if engine is None:
-            engine = Engine(*load_checkpoint(args.checkpoint, self.choose_backbone(args)), limits)
+            engine = Engine(*load_checkpoint(args.checkpoint, getattr(args, "backbone", self.default_backbone)), limits)
         self.engine, self.stream_policy = engine, policy
         self.timing = Timing(args.timing_file, getattr(args, "start_index", 0) or 0)
         self.reject_long = args.reject_long
@@ -39,10 +39,6 @@ class StreamAgent(TextToTextAgent):
     def build_policy(args):
         """The policy of the options; ValueError if a value is out of range."""
         raise NotImplementedError
-
-    @classmethod
-    def choose_backbone(cls, args):
-        return cls.backbone
 
     @staticmethod
     def add_args(parser):

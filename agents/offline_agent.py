@@ -10,13 +10,11 @@ from duplex_model.policies import Offline
 class OfflineAgent(StreamAgent):
     """The quality that the same weights reach without any latency constraint."""
 
+    default_backbone = "lm"
+
     @staticmethod
     def build_policy(args):
         return Offline()
-
-    @classmethod
-    def choose_backbone(cls, args):
-        return args.backbone
 
     @staticmethod
     def add_args(parser):

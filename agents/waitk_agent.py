@@ -10,13 +10,11 @@ from duplex_model.policies import WaitK
 class WaitKAgent(StreamAgent):
     """Read k words, then write one word for each word read."""
 
+    default_backbone = "lm"
+
     @staticmethod
     def build_policy(args):
         return WaitK(args.k)
-
-    @classmethod
-    def choose_backbone(cls, args):
-        return args.backbone
 
     @staticmethod
     def add_args(parser):

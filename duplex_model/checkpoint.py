@@ -14,6 +14,12 @@ PACKAGED = Path(__file__).parent / "weights" / "tatoeba-de-en"  # what agents us
 FILES = ("config.json", "model.safetensors", FILE_NAME)
 
 
+def checkpoint_folder(folder=None, backbone="duplex"):
+    """The model folder that `load_checkpoint` reads: `folder`, its subfolder `backbone`, or the packaged one."""
+    folder = Path(folder or PACKAGED)
+    return folder / backbone if (folder / backbone / "config.json").is_file() else folder
+
+
 def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.float32):
     """(model, tokenizer) of a model folder; without one, of the packaged German-English weights.
 
@@ -21,9 +27,7 @@ def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.fl
     Raises FileNotFoundError naming a missing file, ValueError if the folder holds another kind of model or its
     weights do not fit its configuration.
     """
-    folder = Path(folder or PACKAGED)
-    if (folder / backbone / "config.json").is_file():
-        folder = folder / backbone
+    folder = checkpoint_folder(folder, backbone)
     for name in FILES:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name} is missing; a checkpoint folder holds {', '.join(FILES)}")

@@ -165,7 +165,7 @@ class Stream:
             pieces.append((logits + self.engine.inner_ban).argmax().item())
             self.state = self.state.write(pieces[-1])
         self.words_written += 1
-        return tokenizer.decode(pieces)
+        return "".join(tokenizer.decode(pieces).split())  # byte pieces can spell a blank, which no word has
 
     def advance(self, policy):
         """Write until `policy` waits or the sentence ends; yields each word as it is written, but no empty one."""

@@ -1,6 +1,9 @@
 """Tiny random models and a tokenizer trained on the repository's own sentences."""
 
+import os
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: more threads only wait for each other
 
 import pytest
 import torch

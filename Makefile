@@ -1,0 +1,31 @@
+PYTHON ?= python3
+DATA ?= $(or $(DUPLEX_DATA_DIR),data)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint train sweep clean
+
+demo: $(READY)  ## five lam, five k and both whole-sentence systems on the packaged sentences; LIMIT=n for the first n
+	$(BIN)/python -m evaluation eval_configs/demo.yaml $(if $(LIMIT),--limit $(LIMIT) --output runs/demo-$(LIMIT))
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+train: $(READY)  ## CONFIG=duplex_model/recipes/NAME.yaml DATA=folder
+	$(BIN)/python -m duplex_model.train $(CONFIG) --data-dir $(DATA)
+
+sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder
+	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA)
+
+# torch first and exactly: an open range would take the largest build there is.
+$(READY): setup.cfg pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs results/*/logs

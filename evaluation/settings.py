@@ -1,0 +1,122 @@
+"""The keys of a test configuration (`eval_configs/*.yaml`), and the points that it spans."""
+
+import importlib
+import itertools
+from argparse import ArgumentParser
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simuleval import options as simuleval_options
+
+
+@dataclass(frozen=True)
+class SystemSettings:
+    """One curve or point of the picture."""
+
+    name: str  # as it stands in table and picture
+    agent: str  # module.Class of a SimulEval agent
+    options: dict[str, Any] = field(default_factory=dict)  # agent options, with underscores
+    sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # option -> its values; all combinations are run
+
+
+@dataclass(frozen=True)
+class TestSettings:
+    """Relative paths are looked up beside the YAML file, then below the data directory."""
+
+    __test__ = False  # not a pytest class
+
+    name: str  # of the folder below results/
+    source: str
+    reference: str
+    systems: tuple[SystemSettings, ...]
+    latency_unit: str = "word"  # of the output: word or char
+    tokenize: str = "13a"  # sacreBLEU tokenizer
+    examples: tuple[int, ...] = ()  # lines (from 1) shown as they unfold
+    example_system: str = "duplex"  # whose middle point shows them
+    threads: int = 1  # CPU threads; one is fastest for small models
+
+    def __post_init__(self):
+        if self.latency_unit not in ("word", "char"):
+            raise ValueError(f"latency_unit {self.latency_unit!r} is not known; use word or char")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One system at one setting of its swept options."""
+
+    system: SystemSettings
+    values: dict[str, Any]
+
+    @property
+    def label(self):
+        values = ",".join(f"{key}={value}" for key, value in self.values.items())
+        return f"{self.system.name} {values}".strip()
+
+    @property
+    def folder_name(self):
+        return self.label.replace(" ", "_").replace("/", "_")
+
+    @property
+    def agent_options(self):
+        return {**self.system.options, **self.values}
+
+    def agent_class(self):
+        module, _, name = self.system.agent.rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"system {self.system.name!r}: agent {self.system.agent!r} cannot be imported") from error
+
+
+def points_of(settings):
+    """All points, in the order of the file. Raises ValueError for an unknown agent or agent option, or a name used twice."""
+    points = []
+    for system in settings.systems:
+        combinations = itertools.product(*system.sweep.values())
+        points += [Point(system, dict(zip(system.sweep, values, strict=True))) for values in combinations]
+        parser = ArgumentParser()
+        points[-1].agent_class().add_args(parser)
+        known = {action.dest for action in parser._actions} - {"help", "timing_file"}
+        for key in (*system.options, *system.sweep):
+            if key not in known:
+                raise ValueError(
+                    f"system {system.name!r}: unknown option {key!r} of {system.agent}; it has {', '.join(sorted(known))}"
+                )
+    labels = [point.label for point in points]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f"the point {label!r} occurs twice; give the systems different names")
+    return points
+
+
+def find_file(name, config_folder, data_dir):
+    """The path of a test-set file. Raises FileNotFoundError naming both places."""
+    places = [Path(config_folder) / name, Path(data_dir) / name]
+    for place in places:
+        if place.is_file():
+            return place
+    raise FileNotFoundError(f"{name}: neither {places[0]} nor {places[1]} exists; set --data-dir or $DUPLEX_DATA_DIR")
+
+
+def simuleval_arguments(point, source, reference, folder, latency_unit, start_index=0):
+    """The namespace that the `simuleval` command line would give the point's agent and evaluator."""
+    parser = simuleval_options.general_parser()
+    simuleval_options.add_evaluator_args(parser)
+    parser.add_argument("--source")
+    parser.add_argument("--target")
+    point.agent_class().add_args(parser)
+    arguments = [
+        *("--source", str(source), "--target", str(reference), "--output", str(folder)),
+        *("--eval-latency-unit", latency_unit, "--start-index", str(start_index), "--no-progress-bar"),
+        *("--timing-file", str(folder / "timing.jsonl"), "--no-scoring", "--continue-unfinished"),
+    ]
+    for key, value in point.agent_options.items():
+        option = "--" + key.replace("_", "-")
+        if value is True:
+            arguments.append(option)
+        elif value is not False:
+            arguments.append(f"{option}={value}")
+    args = parser.parse_args(arguments)
+    args.source_type = args.target_type = "text"
+    return args

@@ -1,0 +1,199 @@
+"""The agents under the real `simuleval` command, with random weights (the packaged ones are tested apart)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, demo_pairs
+
+from agents.offline_agent import OfflineAgent
+from duplex_model.checkpoint import load_checkpoint
+from duplex_model.engine import Engine
+from duplex_model.policies import EmitHeadPolicy, WaitK
+
+
+def simuleval(folder, *options, source=None, reference=None, check=True):
+    """Run the `simuleval` command line on the files; returns (log records, completed process)."""
+    output = folder / "out"
+    command = [Path(sys.executable).parent / "simuleval", "--output", output, "--quality-metrics", "BLEU"]
+    command += ["--source", source or folder / "source.de", "--target", reference or folder / "reference.en", *options]
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    if check:
+        assert done.returncode == 0, done.stderr[-2000:]
+    log = output / "instances.log"
+    records = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+    return records, done
+
+
+def write_files(folder, sources, references=None):
+    (folder / "source.de").write_bytes("".join(line + "\n" for line in sources).encode())
+    (folder / "reference.en").write_bytes("".join(line + "\n" for line in references or sources).encode())
+
+
+def expected(engine, source, policy):
+    """(words, delays) of the engine driven directly."""
+    stream, words, delays = engine.open(), [], []
+    sentence = source.split()
+    for position, word in enumerate(sentence):
+        stream.read(word, finished=position == len(sentence) - 1)
+        for written in stream.advance(policy):
+            words.append(written)
+            delays.append(stream.words_read)
+    return words, delays
+
+
+AGENTS = [
+    (["--agent", "agents/duplex_agent.py", "--lam", "0.05", "--theta", "0.4"], "duplex", EmitHeadPolicy(0.05, 0.4)),
+    (["--agent-class", "agents.duplex_agent.DuplexAgent", "--lam", "0.1"], "duplex", EmitHeadPolicy(0.1)),
+    (["--agent", "agents/waitk_agent.py", "--k", "2"], "lm", WaitK(2)),
+    (["--agent-class", "agents.waitk_agent.WaitKAgent", "--k", "3", "--backbone", "duplex"], "duplex", WaitK(3)),
+]
+
+
+@pytest.mark.parametrize("options,backbone,policy", AGENTS)
+def test_agent_equals_engine(tmp_path, checkpoint, options, backbone, policy):
+    pairs = demo_pairs()[:4]
+    write_files(tmp_path, *zip(*pairs, strict=True))
+    timing = tmp_path / "timing.jsonl"
+    records, done = simuleval(tmp_path, *options, "--checkpoint", checkpoint, "--timing-file", timing)
+    assert "WARNING" not in done.stderr
+    engine = Engine(*load_checkpoint(checkpoint, backbone))
+    times = [json.loads(line) for line in timing.read_text().splitlines()]
+    assert [time["index"] for time in times] == [0, 1, 2, 3]
+    for record, time, (source, _) in zip(records, times, pairs, strict=True):
+        words, delays = expected(engine, source, policy)
+        assert record["prediction"] == " ".join(words) and record["delays"] == delays
+        assert time["words_read"] == delays and time["ms"] == sorted(time["ms"]) and time["steps"] > 0
+        assert time["first_token_ms"] == time["ms"][0] <= time["total_ms"]
+
+
+def test_char_unit(tmp_path, checkpoint):
+    write_files(tmp_path, *zip(*demo_pairs()[:2], strict=True))
+    options = ("--agent", "agents/waitk_agent.py", "--checkpoint", checkpoint, "--eval-latency-unit", "char")
+    records, _ = simuleval(tmp_path, *options)
+    for record in records:
+        assert " " not in record["prediction"] and len(record["delays"]) == len(record["prediction"])
+
+
+def test_a_target_without_spaces_is_written_character_by_character(tmp_path, checkpoint):
+    """A model whose target unit is `char` may stop after any piece that completes a character."""
+    folder = tmp_path / "zh"
+    folder.mkdir()
+    for name in ("model.safetensors", "spm.model"):
+        (folder / name).write_bytes((checkpoint / "lm" / name).read_bytes())
+    config = json.loads((checkpoint / "lm" / "config.json").read_text()) | {"target_unit": "char"}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_files(tmp_path, ["Wir fahren morgen alle nach Berlin"], ["\u6211\u4eec\u660e\u5929\u53bb"])
+    options = ("--agent", "agents/waitk_agent.py", "--checkpoint", folder, "--k", "2", "--eval-latency-unit", "char")
+    (record,), _ = simuleval(tmp_path, *options)
+    engine = Engine(*load_checkpoint(folder, "lm"))
+    assert engine.tokenizer.joiner == ""
+    words, _ = expected(engine, "Wir fahren morgen alle nach Berlin", WaitK(2))
+    assert record["prediction"] == "".join(words).replace(" ", "")
+
+
+BAD_INPUT = [
+    "",
+    "Hallo!",
+    "Das Haus ist gro\u00df. \r",
+    "\ufeffMit einer Marke am Anfang.",
+    "Ein\u00a0Wort\u3000mehr",
+    "Ich mag \U0001f600 und \u4e2d\u6587 sehr .",
+    "Ja , nein ; Punkt .",
+    "Ja, nein; Punkt.",
+    "\ufeff",
+]
+
+
+@pytest.mark.parametrize("agent", ["duplex", "waitk", "offline"])
+def test_odd_lines(tmp_path, checkpoint, agent):
+    write_files(tmp_path, BAD_INPUT, ["A reference ."] * len(BAD_INPUT))
+    records, _ = simuleval(tmp_path, "--agent", f"agents/{agent}_agent.py", "--checkpoint", checkpoint)
+    assert [r["index"] for r in records] == list(range(len(BAD_INPUT)))
+    assert records[0]["prediction"] == "" == records[8]["prediction"]
+    assert [r["source_length"] for r in records] == [len(line.split()) for line in BAD_INPUT]
+    backbone = "duplex" if agent == "duplex" else "lm"
+    special = ("<s>", "</s>", "<unk>", "<pad>", "<target>", "\ufffd")
+    assert not any(mark in r["prediction"] for r in records for mark in special)
+    engine = Engine(*load_checkpoint(checkpoint, backbone))
+    first = engine.open()
+    first.read("\ufeffMit einer")
+    second = engine.open()
+    second.read("Mit einer")
+    assert first.state.source_ids == second.state.source_ids
+
+
+@pytest.mark.parametrize("agent", ["duplex", "waitk"])
+def test_a_long_line_is_cut_with_one_warning(tmp_path, checkpoint, agent):
+    write_files(tmp_path, ["Hallo Tom", "Haus " * 2000], ["Hello Tom", "house"])
+    options = ("--agent", f"agents/{agent}_agent.py", "--checkpoint", checkpoint)
+    records, done = simuleval(tmp_path, *options)
+    assert len(records) == 2 and records[1]["prediction"]
+    assert done.stderr.count("line 2: the source has more than 63 tokens") == 1
+    assert max(records[1]["delays"]) < 2000  # the rest came in one finished WRITE
+    _, refused = simuleval(tmp_path / "b", *options, "--reject-long", source=tmp_path / "source.de",
+                           reference=tmp_path / "reference.en", check=False)  # fmt: skip
+    assert refused.returncode != 0 and "line 2: the source has more than 63 tokens" in refused.stderr
+
+
+def test_lam_outside_the_trained_range_warns_once(tmp_path, checkpoint):
+    write_files(tmp_path, *zip(*demo_pairs()[:2], strict=True))
+    _, done = simuleval(tmp_path, "--agent", "agents/duplex_agent.py", "--checkpoint", checkpoint, "--lam", "2.5")
+    assert done.stderr.count("lam = 2.5 is outside the range") == 1
+
+
+REFUSED = [
+    (["--agent", "agents/duplex_agent.py", "--lam", "0"], "lam = 0.0: the price of latency must be greater than 0"),
+    (["--agent", "agents/duplex_agent.py", "--lam=-1e-3"], "must be greater than 0"),
+    (["--agent", "agents/duplex_agent.py", "--theta", "1.5"], "theta = 1.5"),
+    (["--agent", "agents/waitk_agent.py", "--k", "0"], "k = 0"),
+    (["--agent", "agents/waitk_agent.py", "--max-len-b", "0"], "max_len_b = 0.0"),
+    (["--agent", "agents/waitk_agent.py", "--source", "nowhere.de"], "nowhere.de"),
+    (["--agent", "agents/waitk_agent.py", "--target", "LICENSE"], "source and reference must be aligned"),
+]
+
+
+@pytest.mark.parametrize("options,message", REFUSED)
+def test_wrong_values_are_refused_before_a_model_is_loaded(tmp_path, options, message):
+    """The checkpoint does not exist, so whatever loads it first would complain about that instead."""
+    write_files(tmp_path, ["Hallo Tom"])
+    _, done = simuleval(tmp_path, *options, "--checkpoint", tmp_path / "nothing", check=False)
+    assert done.returncode != 0 and message in done.stderr
+    assert "nothing" not in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "spm.model"])
+def test_an_incomplete_checkpoint_is_refused(tmp_path, checkpoint, missing):
+    for path in (checkpoint / "duplex").iterdir():
+        if path.name != missing:
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(FileNotFoundError, match=missing):
+        load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, checkpoint):
+    for path in (checkpoint / "duplex").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match="backbone"):
+        load_checkpoint(tmp_path, "lm")
+    config = json.loads((tmp_path / "config.json").read_text())
+    for change in ({"num_hidden_layers": 4}, {"hidden_size": 64, "head_dim": 16}, {"vocab_size": 200}):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match="fit"):
+            load_checkpoint(tmp_path)
+
+
+def test_to_changes_the_precision(tmp_path, checkpoint):
+    from argparse import ArgumentParser
+
+    write_files(tmp_path, ["Hallo Tom"])
+    parser = ArgumentParser()
+    OfflineAgent.add_args(parser)
+    args = parser.parse_args(["--checkpoint", str(checkpoint)])
+    args.source = args.target = str(tmp_path / "source.de")
+    agent = OfflineAgent.from_args(args)
+    agent.to("cpu", fp16=True)
+    assert agent.engine.model.dtype == torch.float16 and agent.stream.state.model.dtype == torch.float16

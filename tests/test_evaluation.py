@@ -1,0 +1,169 @@
+"""The harness on real SimulEval logs, with random weights."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from conftest import ROOT, demo_pairs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simuleval.evaluator.instance import LogInstance
+from simuleval.evaluator.scorers.latency_scorer import ALScorer, APScorer, DALScorer, LAALScorer
+from test_agents import simuleval, write_files
+
+from evaluation.__main__ import main
+from evaluation.metrics import read_records, reference_length, score_log, sentence_latency
+from evaluation.report import table
+from evaluation.run import keep_whole_lines
+
+
+def write_config(folder, checkpoint, sentences=4, **changes):
+    write_files(folder, *zip(*demo_pairs()[:sentences], strict=True))
+    shared = {"checkpoint": str(checkpoint)}
+    config = {
+        "name": "tiny",
+        "source": "source.de",
+        "reference": "reference.en",
+        "examples": [2],
+        "systems": [
+            {"name": "duplex", "agent": "agents.duplex_agent.DuplexAgent", "options": shared, "sweep": {"lam": [0.01, 0.1]}},
+            {"name": "wait-k", "agent": "agents.waitk_agent.WaitKAgent", "options": shared, "sweep": {"k": [1, 3]}},
+            {"name": "offline", "agent": "agents.offline_agent.OfflineAgent", "options": shared},
+        ],
+        **changes,
+    }
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_a_sweep_writes_table_picture_and_numbers(tmp_path, checkpoint, capsys):
+    config = write_config(tmp_path, checkpoint)
+    main([str(config), "--output", str(tmp_path / "out")])
+    shown = capsys.readouterr().out
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [(r["system"], r["values"]) for r in results] == [
+        ("duplex", {"lam": 0.01}), ("duplex", {"lam": 0.1}), ("wait-k", {"k": 1}), ("wait-k", {"k": 3}), ("offline", {})
+    ]  # fmt: skip
+    assert table(results) in shown and "line 2, lam = 0.1" in shown and re.search(r"EMIT|WAIT", shown)
+    assert (tmp_path / "out" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 6
+    for result in results:
+        assert result["scores"]["sentences"] == 4 and result["scores"]["step_ms"] > 0
+        assert result["versions"]["simuleval"] == "1.1.4" and len(result["point"]["checkpoint_sha256"]) == 64
+        assert "tok:13a" in result["scores"]["BLEU_signature"]
+
+
+def test_scores_equal_simuleval_s(tmp_path, checkpoint):
+    """The `simuleval` command's own scores of its own log, and the harness's of that log, to SimulEval's 3 decimals."""
+    sources, references = zip(*demo_pairs()[:6], strict=True)
+    write_files(tmp_path, [*sources, "", "Hallo Tom"], [*references, "A  doubled blank ", "Hello  Tom"])
+    metrics = ("--latency-metrics", "AL", "LAAL", "DAL", "AP", "StartOffset")
+    records, _ = simuleval(tmp_path, "--agent", "agents/waitk_agent.py", "--checkpoint", checkpoint, "--k", "2", *metrics)
+    header, values = (tmp_path / "out" / "scores.tsv").read_text().splitlines()
+    theirs = dict(zip(header.split("\t"), map(float, values.split("\t")), strict=True))
+    ours = score_log(records, "word", "13a")
+    assert ours["empty"] == 1 and ours["sentences"] == 8
+    for name, key in [("BLEU", "BLEU"), ("StartOffset", "first_token_words"), *((n, n) for n in ("AL", "LAAL", "DAL", "AP"))]:
+        assert theirs[name] == pytest.approx(ours[key], abs=6e-4), name
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_sentence_latency_equals_simuleval_s(data):
+    source_length = data.draw(st.integers(1, 30))
+    delays = sorted(data.draw(st.lists(st.integers(1, source_length), min_size=1, max_size=40)))
+    reference = " ".join("w" * data.draw(st.integers(1, 40))) + data.draw(st.sampled_from(["\n", "", " \n"]))
+    record = {"index": 0, "delays": delays, "source_length": source_length, "reference": reference, "prediction": ""}
+    instance = LogInstance(json.dumps(record))
+    ours = sentence_latency(delays, source_length, reference_length(reference, "word"))
+    for name, scorer in (("AL", ALScorer), ("LAAL", LAALScorer), ("DAL", DALScorer), ("AP", APScorer)):
+        assert ours[name] == pytest.approx(scorer().compute(instance), rel=1e-9, abs=1e-9), name
+
+
+@pytest.mark.parametrize("length,k", [(10, 3), (7, 1), (5, 5)])
+def test_wait_k_of_equal_lengths_lags_k(length, k):
+    delays = [min(k + t, length) for t in range(length)]
+    scores = sentence_latency(delays, length, length)
+    assert scores["AL"] == scores["LAAL"] == pytest.approx(k) and scores["DAL"] == pytest.approx(k)
+    assert scores["first_token_words"] == k
+
+
+def test_a_log_without_output_is_an_error():
+    with pytest.raises(ValueError, match="no line of the log has any output"):
+        score_log([{"delays": [], "prediction": "", "reference": "x\n", "source_length": 0}], "word", "13a")
+
+
+def test_cut_lines_are_dropped(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b'{"a": 1}\n{"b": 2}\n{"c"')
+    assert keep_whole_lines(path) == 2 and path.read_bytes() == b'{"a": 1}\n{"b": 2}\n'
+    assert keep_whole_lines(path, 1) == 1 and path.read_bytes() == b'{"a": 1}\n'
+    assert keep_whole_lines(tmp_path / "none") == 0
+
+
+def without_clock(folder):
+    logs = {path.parent.name: read_records(path) for path in folder.glob("logs/*/instances.log")}
+    clock = ("first_token_ms", "first_token_ms_mean", "sentence_ms", "step_ms")
+    results = json.loads((folder / "results.json").read_text())
+    for result in results:
+        result["scores"] = {key: value for key, value in result["scores"].items() if key not in clock}
+    return logs, results
+
+
+def test_a_killed_run_resumes(tmp_path, checkpoint):
+    """SIGKILL in the middle of a point; no finished sentence is translated again, and the end is the undisturbed run's."""
+    config = write_config(tmp_path, checkpoint, sentences=150)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    main([str(config), "--output", str(whole)])
+    command = [sys.executable, "-m", "evaluation", str(config), "--output", str(killed)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = killed / "logs" / "wait-k_k=1" / "instances.log"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.is_file() and log.read_bytes().count(b"\n") >= 5):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = log.read_bytes()
+    assert 5 <= finished.count(b"\n") < 150, "the run was not killed in the middle of the point"
+    with open(log, "ab") as file:
+        file.write(b'{"index": 99, "predic')  # what a cut write leaves
+    main([str(config), "--output", str(killed)])
+    assert log.read_bytes().startswith(finished[: finished.rindex(b"\n") + 1])
+    assert without_clock(killed) == without_clock(whole)
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path, checkpoint):
+    config = write_config(tmp_path, checkpoint, sentences=2)
+    out = ["--output", str(tmp_path / "out")]
+    main([str(config), *out])
+    write_config(tmp_path, checkpoint, sentences=3)
+    with pytest.raises(ValueError, match="reference_sha256, source_sha256; use --fresh"):
+        main([str(config), *out])
+    main([str(config), *out, "--fresh"])
+
+
+def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
+    def refuse(error, message, **changes):
+        config = write_config(tmp_path, tmp_path / "nothing", **changes)
+        with pytest.raises(error, match=message):
+            main([str(config), "--output", str(tmp_path / "out")])
+
+    system = {"name": "a", "agent": "agents.waitk_agent.WaitKAgent"}
+    refuse(ValueError, r"tiny.yaml: unknown key 'exampels'; did you mean 'examples'", exampels=[1])
+    refuse(ValueError, r"unknown key 'swep'; did you mean 'sweep'", systems=[{**system, "swep": {"k": [1]}}])
+    refuse(ValueError, r"unknown option 'lam'", systems=[{**system, "sweep": {"lam": [1]}}])
+    refuse(ValueError, r"cannot be imported", systems=[{**system, "agent": "agents.nowhere.Agent"}])
+    refuse(ValueError, r"occurs twice", systems=[system, system])
+    refuse(ValueError, r"latency_unit 'words'", latency_unit="words")
+    refuse(FileNotFoundError, r"missing.de: neither", source="missing.de")
+    (tmp_path / "short.en").write_text("one line\n")
+    refuse(ValueError, r"source and reference must be aligned", reference="short.en")
+    with pytest.raises(FileNotFoundError, match="no such configuration"):
+        main([str(tmp_path / "none.yaml")])
