@@ -19,7 +19,7 @@ class DuplexAgent(StreamAgent):
         config = self.engine.model.config
         if not config.lam_min <= args.lam <= config.lam_max:
             logger.warning(
-                f"lam = {args.lam} is outside the range {config.lam_min}..{config.lam_max} that the model was trained on"
+                f"lam = {args.lam} is outside the range {config.lam_min}..{config.lam_max} of the model's training"
             )
 
     @staticmethod

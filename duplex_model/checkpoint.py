@@ -35,7 +35,8 @@ def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.fl
     family = "duplex" if config.get("model_type") == "duplex" else "lm"
     if family != backbone or (family == "lm" and config.get("model_type") not in BACKBONES):
         raise ValueError(
-            f"{folder}: model type {config.get('model_type')!r} is not a {backbone!r} backbone; choose another checkpoint or --backbone"
+            f"{folder}: model type {config.get('model_type')!r} is not a {backbone!r} backbone; "
+            "choose another checkpoint or --backbone"
         )
     tokenizer = Tokenizer(folder / FILE_NAME, config.get("source_unit", "word"), config.get("target_unit", "word"))
     model_class = DuplexModel if family == "duplex" else AutoModelForCausalLM

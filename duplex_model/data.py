@@ -12,7 +12,7 @@ class Example:
     """One tokenised sentence pair.
 
     source: ids s_0..s_{X-1} (BOS, pieces, EOS). target: ids t_0..t_Y (seed, pieces, EOS).
-    source_word: [X] the 0-based word of each source piece; BOS counts as word -1 (always visible), EOS as the last word.
+    source_word: [X] the 0-based word of each source piece; BOS counts as word -1 (always visible), EOS as the last.
     target_word: [Y] the 0-based output word that column y predicts a piece of.
     decision_rows: rows that end a source word, and the EOS row.
     wait_ok: [Y+1] heights at which the path may leave a row: 0, Y, and where t_y ends an output word.

@@ -150,14 +150,14 @@ class Stream:
 
     @torch.inference_mode()
     def write(self):
-        """Write one word greedily, to its end: its text ("" if it has none), or None if the sentence ends instead.
+        """Write one word greedily, to its end: its text ("" if it has none), or None if the model would end instead.
 
-        Raises ValueError if `can_write` is False.
+        Ending counts only once the source is finished. Raises ValueError if `can_write` is False.
         """
         if not self.can_write:
             raise ValueError("nothing can be written here: read a word first, or the sentence is finished")
         if self.over_limit or self.predicts_end():
-            self.target_finished = True
+            self.target_finished = self.source_finished
             return None
         tokenizer, pieces = self.engine.tokenizer, []
         while not pieces or not (tokenizer.word_complete(pieces, tokenizer.target_unit) or self.over_limit):

@@ -16,7 +16,7 @@ def labels_of(batch, real):
 
 def grid_masks(batch):
     """real [B, R, Y]: cells of decision rows and columns that are not padding; last [B, R]: the last decision row;
-    decided [B, R, Y]: the cells at which the EMIT head is trained (not the last row, columns where waiting is allowed)."""
+    decided [B, R, Y]: the cells that train the EMIT head (not the last row; columns where waiting is allowed)."""
     Y = batch.target_word.shape[1]
     rows = torch.arange(batch.decision_rows.shape[1], device=batch.row_count.device)
     columns = torch.arange(Y, device=batch.row_count.device) < batch.target_len[:, None]

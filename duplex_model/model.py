@@ -27,7 +27,7 @@ class LayerCache(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Last-layer states of the block's cells, input and output stream, [B, x, y, D], and the layers' caches after it."""
+    """Last-layer states of the block's cells, [B, x, y, D] for each stream, and the layers' caches after it."""
 
     inputs: torch.Tensor
     outputs: torch.Tensor
@@ -130,7 +130,7 @@ class DuplexModel(DuplexPreTrainedModel):
         return Block(inputs, outputs, tuple(caches))
 
     def rotary(self, source_ids, target_ids, first_row=0, first_col=0, anchor=None):
-        """The rotary tables of a block: input positions from `first_row`, output positions from anchor + `first_col`."""
+        """The rotary tables of a block: inputs from position `first_row`, outputs from anchor + `first_col`."""
         anchor = self.config.anchor if anchor is None else anchor
         if isinstance(anchor, str):
             raise ValueError(f"anchor {anchor!r}: pass the true source lengths as `anchor`")

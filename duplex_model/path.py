@@ -27,9 +27,9 @@ def optimal_path(heatmap, lam, row_count=None, col_count=None, wait_ok=None):
     """The best path of every grid of a batch; one vector step a row, no loop over cells.
 
     heatmap [B, R, Y]: nats of t_{y+1} at decision row r. lam: float or [B], at least 0. row_count, col_count [B]: real
-    rows and columns of padded grids (default: all). wait_ok [B, Y+1]: heights at which a row may be left (default: all);
-    0 and col_count must be among them. The last height is reached in the last row only (EOS). Ties go to the greater height.
-    Raises ValueError on a negative lam or a heatmap that is not finite in its real cells.
+    rows and columns of padded grids (default: all). wait_ok [B, Y+1]: heights at which a row may be left (default:
+    all); 0 and col_count must be among them. The last height is reached in the last row only (EOS). Ties go to the
+    greater height. Raises ValueError on a negative lam or a heatmap that is not finite in its real cells.
     """
     B, R, Y = heatmap.shape
     device = heatmap.device

@@ -42,7 +42,7 @@ def merge(a, b):
 
 
 def softmax_stats(scores, values):
-    """The triple over all n keys: scores [*, q, n] (-inf where masked), values [*, n, H_d] -> m, Z [*, q], S [*, q, H_d]."""
+    """The triple over all n keys: scores [*, q, n], values [*, n, H_d] -> m, Z [*, q], S [*, q, H_d]."""
     m = scores.amax(-1).detach()
     weights = (scores - _finite(m)[..., None]).exp()
     return Stats(m, weights.sum(-1), (weights.to(values.dtype) @ values).to(scores.dtype))

@@ -6,6 +6,7 @@ keeping a reference is a snapshot, and any number of streams may go on from it.
 
 import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from transformers import DynamicCache
@@ -53,7 +54,11 @@ class GridState:
 
     def logits(self):
         """(self, next-token logits [V] of the current cell)."""
-        return self, self.model.lm_logits(self.cell.outputs)[0, 0, 0].float()
+        return self, self._logits
+
+    @cached_property
+    def _logits(self):
+        return self.model.lm_logits(self.cell.outputs)[0, 0, 0].float()
 
     def emit_logit(self, lam):
         """The EMIT logit of the current cell for the price `lam` (nats a cell)."""
@@ -65,8 +70,8 @@ class GridState:
 class LmState:
     """A causal LM that has read `source_ids` and written `target_ids`, under the wait-k masks of its training.
 
-    The last target token is fed only when the next one is asked for, so that it sees the source words read by then; once
-    the next token is chosen its keys stay as they are.
+    The last target token is fed only when the next one is asked for, so that it sees the source words read by then;
+    once the next token is chosen its keys stay as they are.
     """
 
     model: object

@@ -60,7 +60,8 @@ def score_log(records, latency_unit, tokenize):
     if not written:
         raise ValueError("no line of the log has any output; there is no latency to report")
     latencies = [
-        sentence_latency(r["delays"], r["source_length"], reference_length(r["reference"], latency_unit)) for r in written
+        sentence_latency(r["delays"], r["source_length"], reference_length(r["reference"], latency_unit))
+        for r in written
     ]
     hypotheses, references = [r["prediction"] for r in records], [[r["reference"] for r in records]]
     bleu, chrf = BLEU(tokenize=tokenize), CHRF()

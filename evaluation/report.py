@@ -39,7 +39,9 @@ def table(results):
         lines.append([form.format(values[key]) if values[key] is not None else "-" for key, _, form in COLUMNS])
     widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
     return "\n".join(
-        "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     )
 
@@ -67,7 +69,9 @@ def draw_frontier(results, path, title):
             axes.plot(lagging, quality, STYLES[number % len(STYLES)], color=f"C{number}", label=name)
             for result, x, y in zip(points, lagging, quality, strict=True):
                 value = ", ".join(str(value) for value in result["values"].values())
-                axes.annotate(value, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8, color=f"C{number}")
+                axes.annotate(
+                    value, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8, color=f"C{number}"
+                )
         else:
             axes.axhline(points[0]["scores"]["BLEU"], linestyle=":", color=f"C{number}", label=name)
     axes.set(xlabel="Average Lagging (source words)", ylabel="BLEU", title=title)

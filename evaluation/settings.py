@@ -70,7 +70,7 @@ class Point:
 
 
 def points_of(settings):
-    """All points, in the order of the file. Raises ValueError for an unknown agent or agent option, or a name used twice."""
+    """All points, in the order of the file. Raises ValueError for an unknown agent or option, or a name used twice."""
     points = []
     for system in settings.systems:
         combinations = itertools.product(*system.sweep.values())
@@ -81,7 +81,8 @@ def points_of(settings):
         for key in (*system.options, *system.sweep):
             if key not in known:
                 raise ValueError(
-                    f"system {system.name!r}: unknown option {key!r} of {system.agent}; it has {', '.join(sorted(known))}"
+                    f"system {system.name!r}: unknown option {key!r} of {system.agent}; "
+                    f"it has {', '.join(sorted(known))}"
                 )
     labels = [point.label for point in points]
     for label in labels:

@@ -25,14 +25,19 @@ from evaluation.run import keep_whole_lines
 
 def write_config(folder, checkpoint, sentences=4, **changes):
     write_files(folder, *zip(*demo_pairs()[:sentences], strict=True))
-    shared = {"checkpoint": str(checkpoint)}
+    shared = {"checkpoint": str(checkpoint), "max_len_a": 0.3, "max_len_b": 3}  # random weights never write EOS
     config = {
         "name": "tiny",
         "source": "source.de",
         "reference": "reference.en",
         "examples": [2],
         "systems": [
-            {"name": "duplex", "agent": "agents.duplex_agent.DuplexAgent", "options": shared, "sweep": {"lam": [0.01, 0.1]}},
+            {
+                "name": "duplex",
+                "agent": "agents.duplex_agent.DuplexAgent",
+                "options": shared,
+                "sweep": {"lam": [0.01, 0.1]},
+            },
             {"name": "wait-k", "agent": "agents.waitk_agent.WaitKAgent", "options": shared, "sweep": {"k": [1, 3]}},
             {"name": "offline", "agent": "agents.offline_agent.OfflineAgent", "options": shared},
         ],
@@ -65,12 +70,18 @@ def test_scores_equal_simuleval_s(tmp_path, checkpoint):
     sources, references = zip(*demo_pairs()[:6], strict=True)
     write_files(tmp_path, [*sources, "", "Hallo Tom"], [*references, "A  doubled blank ", "Hello  Tom"])
     metrics = ("--latency-metrics", "AL", "LAAL", "DAL", "AP", "StartOffset")
-    records, _ = simuleval(tmp_path, "--agent", "agents/waitk_agent.py", "--checkpoint", checkpoint, "--k", "2", *metrics)
+    records, _ = simuleval(
+        tmp_path, "--agent", "agents/waitk_agent.py", "--checkpoint", checkpoint, "--k", "2", *metrics
+    )
     header, values = (tmp_path / "out" / "scores.tsv").read_text().splitlines()
     theirs = dict(zip(header.split("\t"), map(float, values.split("\t")), strict=True))
     ours = score_log(records, "word", "13a")
     assert ours["empty"] == 1 and ours["sentences"] == 8
-    for name, key in [("BLEU", "BLEU"), ("StartOffset", "first_token_words"), *((n, n) for n in ("AL", "LAAL", "DAL", "AP"))]:
+    for name, key in [
+        ("BLEU", "BLEU"),
+        ("StartOffset", "first_token_words"),
+        *((n, n) for n in ("AL", "LAAL", "DAL", "AP")),
+    ]:
         assert theirs[name] == pytest.approx(ours[key], abs=6e-4), name
 
 
@@ -118,8 +129,10 @@ def without_clock(folder):
 
 
 def test_a_killed_run_resumes(tmp_path, checkpoint):
-    """SIGKILL in the middle of a point; no finished sentence is translated again, and the end is the undisturbed run's."""
-    config = write_config(tmp_path, checkpoint, sentences=150)
+    """SIGKILL in the middle of a point: no finished sentence is lost, and the end is the undisturbed run's."""
+    options = {"checkpoint": str(checkpoint), "max_len_a": 0.3, "max_len_b": 3}
+    system = {"name": "wait-k", "agent": "agents.waitk_agent.WaitKAgent", "options": options, "sweep": {"k": [1, 3]}}
+    config = write_config(tmp_path, checkpoint, sentences=80, systems=[system], examples=[])
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     main([str(config), "--output", str(whole)])
     command = [sys.executable, "-m", "evaluation", str(config), "--output", str(killed)]
@@ -131,7 +144,7 @@ def test_a_killed_run_resumes(tmp_path, checkpoint):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     finished = log.read_bytes()
-    assert 5 <= finished.count(b"\n") < 150, "the run was not killed in the middle of the point"
+    assert 5 <= finished.count(b"\n") < 80, "the run was not killed in the middle of the point"
     with open(log, "ab") as file:
         file.write(b'{"index": 99, "predic')  # what a cut write leaves
     main([str(config), "--output", str(killed)])

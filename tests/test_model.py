@@ -33,8 +33,8 @@ def test_input_column_0_is_the_causal_lm(family, tied, kv_heads):
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
-def test_first_output_row_without_source_is_anchored():
-    """With the source's keys silenced, row 0 of the output stream is the causal LM at positions anchor, anchor + 1, ..."""
+def test_the_anchor_places_the_output():
+    """An int, a tensor and the config's anchor mean the same, and another anchor another result."""
     lm = tiny_lm(num_hidden_layers=1)
     grid = DuplexModel.from_causal_lm(lm, anchor=64)
     source, target = tokens(1, 5)
