@@ -75,12 +75,15 @@ def make_example(tokenizer, source, target):
 def read_lines(path):
     """The lines of a UTF-8 file without line ends; a byte-order mark is dropped, a lone CR splits nothing.
 
-    Raises FileNotFoundError naming the file and the remedy.
+    Raises FileNotFoundError or, if it is not UTF-8, ValueError, naming the file and the remedy.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such text file; check the path or set the data directory")
-    text = path.read_bytes().decode("utf-8-sig")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error}); convert the file") from error
     lines = text.split("\n")
     return [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
 
@@ -110,6 +113,8 @@ def make_batches(examples, budget, cost, generator):
     `cost(X, Y)` is the cost of one padded example (cells or tokens). The order of the batches and the membership
     within equal sizes are shuffled with the NumPy `generator`.
     """
+    if not examples:
+        raise ValueError("no sentence pair is left to make batches of; check the data files and data.max_tokens")
     sizes = np.array([(len(e.source), len(e.target) - 1) for e in examples])
     order = np.lexsort((generator.random(len(sizes)), sizes[:, 1], sizes[:, 0]))
     batches, current, width, height = [], [], 0, 0

@@ -36,13 +36,15 @@ class MultipathLM(nn.Module):
 
     def forward(self, batch, words_ahead):
         """Sums of next-token losses (nats) and their counts, each [2]: target tokens, source tokens."""
-        X, Y = batch.source_ids.shape[1], batch.target_word.shape[1]
+        (B, X), Y = batch.source_ids.shape, batch.target_word.shape[1]
         device = batch.source_ids.device
-        positions = torch.cat([torch.arange(X, device=device), self.anchor + torch.arange(Y, device=device)])
+        anchor = batch.source_len[:, None] if self.anchor == "oracle" else self.anchor
+        columns = anchor + torch.arange(Y, device=device).expand(B, Y)
+        positions = torch.cat([torch.arange(X, device=device).expand(B, X), columns], dim=1)
         hidden = self.lm.model(
             input_ids=torch.cat([batch.source_ids, batch.target_ids[:, :-1]], dim=1),
             attention_mask=prefix_mask(batch, words_ahead),
-            position_ids=positions[None],
+            position_ids=positions,
             use_cache=False,
         ).last_hidden_state
         real_target = torch.arange(Y, device=device) < batch.target_len[:, None]

@@ -20,6 +20,8 @@ def load_settings(cls, path):
         raise FileNotFoundError(f"{path}: no such configuration file; check the path")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text: {error}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not valid YAML: {error}") from error
     return from_mapping(cls, values, str(path))
@@ -31,15 +33,24 @@ def from_mapping(cls, values, where):
         raise ValueError(f"{where}: expected a mapping of keys to values, got {values!r}")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
-    for key in values:
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
-            raise ValueError(f"{where}: unknown key '{key}'; did you mean '{near[0]}'? Valid keys: {', '.join(fields)}")
+    check_keys(values, fields, where)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
             raise ValueError(f"{where}: the key '{name}' is missing")
-    return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})
+    values = {key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()}
+    try:
+        return cls(**values)
+    except ValueError as error:  # from the dataclass's own check of its values
+        raise ValueError(f"{where}: {error}") from error
+
+
+def check_keys(values, valid, where):
+    """Raise ValueError naming the place, the key and the nearest valid key if `values` has a key that is not valid."""
+    for key in values:
+        if key not in valid:
+            near = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.0)
+            raise ValueError(f"{where}: unknown key '{key}'; did you mean '{near[0]}'? Valid keys: {', '.join(valid)}")
 
 
 def _convert(hint, value, where):
@@ -70,4 +81,5 @@ def _scalar(hint, value, where):
             pass
     elif hint is typing.Any or (isinstance(value, hint) and (hint is bool or not isinstance(value, bool))):
         return value
-    raise ValueError(f"{where}: expected {hint.__name__}, got {value!r}")
+    remedy = "; put an unquoted yes, no, on or off in quotes" if hint is str and isinstance(value, bool) else ""
+    raise ValueError(f"{where}: expected {hint.__name__}, got {value!r}{remedy}")

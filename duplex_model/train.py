@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from duplex_model.config import DuplexConfig
 from duplex_model.data import collate, load_examples, read_lines, read_pairs
 from duplex_model.model import DuplexModel
-from duplex_model.settings import load_settings
+from duplex_model.settings import check_keys, load_settings
 from duplex_model.tokenizer import Tokenizer, train_tokenizer
 from duplex_model.training.loop import BatchStream, Run
 from duplex_model.training.settings import TrainSettings
@@ -42,15 +42,13 @@ def build_tokenizer(settings, data_dir, folder, main):
     data = settings.data
     if main and not model_file.is_file():
         files = [data_dir / f"{prefix}.{language}" for prefix in data.train for language in (data.source, data.target)]
-        train_tokenizer((line for file in files for line in read_lines(file)), model_file, settings.vocab_size)
+        lines = [line for file in files for line in read_lines(file)]  # read here: SentencePiece would hide an error
+        train_tokenizer(lines, model_file, settings.vocab_size)
     return model_file
 
 
 def build_config(settings, tokenizer):
     """The DuplexConfig of the settings' model and tokenizer."""
-    unknown = set(settings.model) - set(DuplexConfig().to_dict())
-    if unknown:
-        raise ValueError(f"model: unknown key {sorted(unknown)[0]!r}; use the keys of DuplexConfig")
     return DuplexConfig(
         **{
             "vocab_size": tokenizer.vocab_size,
@@ -90,6 +88,7 @@ def run_stage(accelerator, stage, settings, folder, seed, examples, dev_examples
 def main(arguments=None):
     args = parse_arguments(arguments)
     settings = load_settings(TrainSettings, args.config)
+    check_keys(settings.model, DuplexConfig().to_dict(), f"{args.config}: model")
     data_dir, folder = Path(args.data_dir), Path(args.output or Path("runs") / settings.name)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -103,6 +102,10 @@ def main(arguments=None):
     examples, dev_examples = (load_examples(tokenizer, p, data.max_tokens) for p in (pairs, dev_pairs))
     torch.manual_seed(settings.seed)
     config = build_config(settings, tokenizer)
+    if config.anchor != "oracle" and data.max_tokens + 2 > config.anchor:
+        raise ValueError(
+            f"{args.config}: data.max_tokens = {data.max_tokens} does not fit below anchor = {config.anchor}"
+        )
 
     if args.stage != "duplex":
         lm = AutoModelForCausalLM.from_config(config.lm_config())
@@ -110,6 +113,7 @@ def main(arguments=None):
         run_stage(accelerator, stage, settings.lm, folder / "stage-lm", settings.seed, examples, dev_examples)
         save(accelerator, lm, tokenizer, folder / "lm")
     if args.stage != "lm":
+        torch.manual_seed(settings.seed)  # the same EMIT head whether stage 1 ran just now or before
         model = initial_grid(settings, config, folder / "lm")
         stage = DuplexStage(model, settings.duplex)
         run_stage(accelerator, stage, settings.duplex, folder / "stage-duplex", settings.seed, examples, dev_examples)
@@ -121,6 +125,7 @@ def save(accelerator, model, tokenizer, folder):
     if accelerator.is_main_process:
         model.save_pretrained(folder)
         tokenizer.save(folder)
+    accelerator.wait_for_everyone()  # the next stage reads it
 
 
 if __name__ == "__main__":

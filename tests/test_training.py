@@ -232,6 +232,14 @@ def test_main_without_stage_one(trained):
         train.main(arguments(trained, "alone", "--stage", "duplex"))
 
 
+def test_main_with_the_oracle_anchor(tmp_path):
+    """The paper's positions, which start at the true source length, train in both stages."""
+    steps = {"steps": 1, "log_every": 1}
+    write_config(tmp_path, lm=steps, duplex=steps, model={"anchor": "oracle"})
+    train.main(arguments(tmp_path))
+    assert load_checkpoint(tmp_path / "run", "duplex")[0].config.anchor == "oracle"
+
+
 @pytest.mark.parametrize(
     "changes,key,near",
     [

@@ -88,7 +88,8 @@ class Run:
             if now - saved > 60 * self.settings.checkpoint_minutes or self.step == self.settings.steps:
                 self._save()
                 saved = now
-        best = torch.load(self.folder / "best.pt", map_location=self.accelerator.device, weights_only=True)
+        self.accelerator.wait_for_everyone()  # the main process writes what all read
+        best = torch.load(self.folder / "best.pt", map_location="cpu", weights_only=True)
         self.raw_module.load_state_dict(best)
         return self.best
 
@@ -146,7 +147,7 @@ class Run:
         path = self.folder / "checkpoint.pt"
         if not path.is_file():
             return
-        state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
         if state["seed"] != self.seed:
             raise ValueError(f"{path} was made with seed {state['seed']}, not {self.seed}; use another output folder")
         self.raw_module.load_state_dict(state["module"])

@@ -47,8 +47,8 @@ class DuplexSettings(StageSettings):
     def __post_init__(self):
         if not 0 < self.lam_min <= self.lam_max or not self.lam_lm > 0:
             raise ValueError(
-                f"lam_min = {self.lam_min}, lam_max = {self.lam_max}, lam_lm = {self.lam_lm}: prices of latency must be "
-                "greater than 0, and lam_min at most lam_max"
+                f"lam_min = {self.lam_min}, lam_max = {self.lam_max}, lam_lm = {self.lam_lm}: prices of latency must "
+                "be greater than 0, and lam_min at most lam_max"
             )
 
 

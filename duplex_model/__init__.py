@@ -1,0 +1,1 @@
+"""Dual-stream simultaneous translation: grid model, path search, engine, training."""
