@@ -1,5 +1,6 @@
 """One decoder layer of the Llama/Qwen family, run on both streams of the grid with shared weights."""
 
+import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP, apply_rotary_pos_emb
 
@@ -22,15 +23,24 @@ class DuplexAttention(nn.Module):
             nn.RMSNorm(H_d, eps=config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
         )
 
-    def project(self, hidden, rotary):
-        """Rotated q, k and v of normed states `hidden` [B, x, y, D]; rotary: cos, sin [B or 1, x or 1, y or 1, H_d]."""
-        shape = hidden.shape[:3]
-        q = self.q_norm(self.q_proj(hidden).view(*shape, self.heads, self.head_dim))
-        k = self.k_norm(self.k_proj(hidden).view(*shape, self.kv_heads, self.head_dim))
-        v = self.v_proj(hidden).view(*shape, self.kv_heads, self.head_dim)
+    def project(self, inputs, outputs, rotary):
+        """Projections of both streams: normed states [B, x, 1 or y, D] and [B, 1 or x, y, D], rotated q and k.
+
+        Each weight is read once for both: a step of one row or column is bound by that.
+        """
+        shapes = inputs.shape[:3], outputs.shape[:3]
+        both = torch.cat([inputs.flatten(0, 2), outputs.flatten(0, 2)])
+        counts = [shape.numel() for shape in shapes]
+        q, k, v = (projection(both).split(counts) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        return tuple(self._heads(*parts) for parts in zip(q, k, v, shapes, rotary, strict=True))
+
+    def _heads(self, q, k, v, shape, rotary):
+        q = self.q_norm(q.view(*shape, self.heads, self.head_dim))
+        k = self.k_norm(k.view(*shape, self.kv_heads, self.head_dim))
         cos, sin = (part.to(q.dtype) for part in rotary)
         q, k = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=-2)
-        return Projections(q.view(*shape, self.kv_heads, -1, self.head_dim), k, v)
+        q = q.view(*shape, self.kv_heads, -1, self.head_dim)
+        return Projections(q, k, v.view(*shape, self.kv_heads, self.head_dim))
 
 
 class DuplexLayer(nn.Module):
@@ -50,19 +60,14 @@ class DuplexLayer(nn.Module):
         projected once a token. attend(input Projections, output Projections) -> contexts of both, [B, x, y, H, H_d].
         keep: rows [B, R] to go on with (the last layer needs only those that something reads); None keeps all.
         """
-        attention = self.self_attn
-        own = attention.project(self.input_layernorm(inputs), rotary.inputs)
-        other = attention.project(self.input_layernorm(outputs), rotary.outputs)
-        contexts = attend(own, other)
+        norm = self.input_layernorm
+        contexts = attend(*self.self_attn.project(norm(inputs), norm(outputs), rotary))
         shape = contexts[0].shape[:3]
-        return tuple(
-            self._finish(_rows(states.expand(*shape, -1), keep), _rows(context.flatten(3), keep))
-            for states, context in zip((inputs, outputs), contexts, strict=True)
-        )
-
-    def _finish(self, states, context):
-        states = states + self.self_attn.o_proj(context)
-        return states + self.mlp(self.post_attention_layernorm(states))
+        contexts = torch.stack([_rows(context.flatten(3), keep) for context in contexts])
+        states = torch.stack([_rows(stream.expand(*shape, -1), keep) for stream in (inputs, outputs)])
+        states = states + self.self_attn.o_proj(contexts)
+        states = states + self.mlp(self.post_attention_layernorm(states))
+        return states.unbind(0)
 
 
 def _rows(states, keep):
