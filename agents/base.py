@@ -10,7 +10,7 @@ from simuleval.agents import TextToTextAgent
 from simuleval.agents.actions import ReadAction, WriteAction
 
 from duplex_model.checkpoint import load_checkpoint
-from duplex_model.data import read_lines
+from duplex_model.data import check_aligned
 from duplex_model.engine import Engine, Limits
 
 logger = logging.getLogger("agents")
@@ -25,15 +25,24 @@ class StreamAgent(TextToTextAgent):
     default_backbone = "duplex"
 
     def __init__(self, args, engine=None):
-        policy = self.build_policy(args)  # before the model: a wrong value is an error at once
-        limits = Limits(args.max_len_a, args.max_len_b)
-        check_files(args.source, args.target)
+        self.stream_policy, limits = self.check(args)
+        source, target = (getattr(args, name, None) for name in ("source", "target"))
+        check_aligned(source, target)
         if engine is None:
-            engine = Engine(*load_checkpoint(args.checkpoint, getattr(args, "backbone", self.default_backbone)), limits)
-        self.engine, self.stream_policy = engine, policy
-        self.timing = Timing(args.timing_file, getattr(args, "start_index", 0) or 0)
+            engine = Engine(*load_checkpoint(args.checkpoint, self.backbone_of(args)), limits)
+        self.engine = engine
+        self.timing = Timing(args.timing_file, first_index(args))
         self.reject_long = args.reject_long
         super().__init__(args)
+
+    @classmethod
+    def check(cls, args):
+        """(policy, Limits) of the options, before a model is loaded; ValueError if a value is out of range."""
+        return cls.build_policy(args), Limits(args.max_len_a, args.max_len_b)
+
+    @classmethod
+    def backbone_of(cls, args):
+        return getattr(args, "backbone", cls.default_backbone)
 
     @staticmethod
     def build_policy(args):
@@ -51,8 +60,8 @@ class StreamAgent(TextToTextAgent):
         )
         parser.add_argument(
             "--timing-file",
-            help="append one JSON line a sentence: index, words_read and ms at each written word, first_token_ms, "
-            "total_ms, steps (model calls)",
+            help="append one JSON line a sentence: index, words_read and ms as each word is returned, "
+            "first_token_ms, total_ms, steps (model calls)",
         )
         parser.add_argument(
             "--reject-long", action="store_true", help="a source beyond the anchor is an error instead of being cut"
@@ -80,10 +89,8 @@ class StreamAgent(TextToTextAgent):
         stream = self.stream
         if not stream.source_finished:
             self._read()
-        words = []
-        for word in stream.advance(self.stream_policy):
-            self.timing.word(stream.words_read)
-            words.append(word)
+        words = list(stream.advance(self.stream_policy))
+        self.timing.write(len(words), stream.words_read)
         if stream.target_finished:
             self.timing.close(stream.steps)
         elif not words:
@@ -120,8 +127,9 @@ class Timing:
     def _elapsed(self):
         return round((time.perf_counter() - self.began) * 1000, 3)
 
-    def word(self, words_read):
-        self.words.append((words_read, self._elapsed()))
+    def write(self, count, words_read):
+        """`count` words are about to be returned, all of them now: one EMIT run is one WriteAction."""
+        self.words += [(words_read, self._elapsed())] * count
 
     def close(self, steps):
         if self.path:
@@ -138,10 +146,11 @@ class Timing:
         self.index += 1
 
 
-def check_files(source, target):
-    """Raise FileNotFoundError for a missing file, ValueError if source and reference differ in their line counts."""
-    counts = [len(read_lines(path)) for path in (source, target) if path]
-    if len(set(counts)) > 1:
-        raise ValueError(
-            f"{source} has {counts[0]} lines but {target} has {counts[1]}; source and reference must be aligned"
-        )
+def first_index(args):
+    """Index of the first sentence that SimulEval will send."""
+    log = Path(args.output) / "instances.log" if getattr(args, "output", None) else None
+    if getattr(args, "continue_unfinished", False) and log.is_file():
+        lines = log.read_text(encoding="utf-8").splitlines()
+        if lines:
+            return json.loads(lines[-1])["index"] + 1
+    return getattr(args, "start_index", 0)

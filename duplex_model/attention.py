@@ -11,7 +11,7 @@ import torch
 
 from duplex_model.prefix_softmax import Stats, cat, prefix_matmul, prefix_scan, softmax_stats
 
-SCAN_FROM = 64  # positions from which a single line is scanned; a single position is a plain merge
+SCAN_FROM, SCAN_LINES = 64, 8  # blocks of few long lines are scanned; a single position is a plain merge
 
 
 class Projections(NamedTuple):
@@ -73,7 +73,7 @@ def stream_attention(own, other, past, continues, skip_first):
     if skip_first and not continues:
         scores = torch.cat([torch.full_like(scores[:, :, :1], -torch.inf), scores[:, :, 1:]], 2)
     B, n, m, k, g = scores.shape
-    prefix = prefix_scan if m == 1 or (n == 1 and m >= SCAN_FROM) else prefix_matmul
+    prefix = prefix_scan if m == 1 or (m >= SCAN_FROM and n <= SCAN_LINES) else prefix_matmul
     stats = prefix(scores.permute(0, 1, 3, 4, 2), other.v.transpose(2, 3).expand(B, n, k, m, d), init)
     contexts = stats.context().to(own.q.dtype).permute(0, 1, 4, 2, 3, 5).reshape(B, n, m, k * g, d)
     last = Stats(stats.m[..., -1], stats.Z[..., -1], stats.S[..., -1, :])

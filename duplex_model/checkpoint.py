@@ -20,6 +20,20 @@ def checkpoint_folder(folder=None, backbone="duplex"):
     return folder / backbone if (folder / backbone / "config.json").is_file() else folder
 
 
+def check_checkpoint(folder=None, backbone="duplex"):
+    """The model folder, after a look at its files and its config's model type; raises as `load_checkpoint` does."""
+    folder = checkpoint_folder(folder, backbone)
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name} is missing; a checkpoint folder holds {', '.join(FILES)}")
+    family = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if family not in {"duplex": ("duplex",), "lm": tuple(BACKBONES)}[backbone]:
+        raise ValueError(
+            f"{folder}: model type {family!r} is not a {backbone!r} backbone; choose another checkpoint or --backbone"
+        )
+    return folder
+
+
 def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.float32):
     """(model, tokenizer) of a model folder; without one, of the packaged German-English weights.
 
@@ -27,19 +41,10 @@ def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.fl
     Raises FileNotFoundError naming a missing file, ValueError if the folder holds another kind of model or its
     weights do not fit its configuration.
     """
-    folder = checkpoint_folder(folder, backbone)
-    for name in FILES:
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} is missing; a checkpoint folder holds {', '.join(FILES)}")
+    folder = check_checkpoint(folder, backbone)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    family = "duplex" if config.get("model_type") == "duplex" else "lm"
-    if family != backbone or (family == "lm" and config.get("model_type") not in BACKBONES):
-        raise ValueError(
-            f"{folder}: model type {config.get('model_type')!r} is not a {backbone!r} backbone; "
-            "choose another checkpoint or --backbone"
-        )
     tokenizer = Tokenizer(folder / FILE_NAME, config.get("source_unit", "word"), config.get("target_unit", "word"))
-    model_class = DuplexModel if family == "duplex" else AutoModelForCausalLM
+    model_class = DuplexModel if backbone == "duplex" else AutoModelForCausalLM
     try:
         model, report = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except RuntimeError as error:

@@ -25,14 +25,6 @@ class Example:
     decision_rows: list
     wait_ok: list
 
-    @property
-    def cells(self):
-        return len(self.source) * (len(self.target) - 1)
-
-    @property
-    def tokens(self):
-        return len(self.source) + len(self.target) - 1
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -86,6 +78,23 @@ def read_lines(path):
         raise ValueError(f"{path}: not UTF-8 text ({error}); convert the file") from error
     lines = text.split("\n")
     return [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+
+
+def check_aligned(source, reference):
+    """Raise FileNotFoundError for a missing file, ValueError if the two (None: not given) differ in their line counts.
+
+    Lines are counted as SimulEval reads them: a lone carriage return ends one, too.
+    """
+    counts = []
+    for path in (source, reference):
+        if path:
+            read_lines(path)  # for its errors
+            with open(path, encoding="utf-8") as file:
+                counts.append(sum(1 for _ in file))
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"{source} has {counts[0]} lines but {reference} has {counts[1]}; source and reference must be aligned"
+        )
 
 
 def read_pairs(prefix, source, target):

@@ -1,13 +1,15 @@
 """Streams: sentences translated word by word over one model."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from duplex_model.model import DuplexModel
 from duplex_model.states import GridState, LmState
 
 BOM = "\ufeff"
+MAX_WORD = 64  # pieces; a word that never ends is cut there
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Limits:
     max_len_b: float = 20
 
     def __post_init__(self):
-        if self.max_len_a < 0 or self.max_len_b < 1:
+        if not (0 <= self.max_len_a < math.inf and 1 <= self.max_len_b < math.inf):
             raise ValueError(f"max_len_a = {self.max_len_a}, max_len_b = {self.max_len_b}: use a >= 0 and b >= 1")
 
 
@@ -30,7 +32,6 @@ class Engine:
 
     def __init__(self, model, tokenizer, limits=None):
         self.model, self.tokenizer, self.limits = model.eval(), tokenizer, limits or Limits()
-        self.backbone = "duplex" if model.config.model_type == "duplex" else "lm"
         size = model.config.vocab_size
         self.inner_ban = torch.zeros(size, device=model.device)  # added to the logits inside a word
         self.inner_ban[[*tokenizer.special_ids, *range(tokenizer.vocab_size, size)]] = -math.inf
@@ -49,12 +50,12 @@ class Engine:
                 raise ValueError("this model's anchor is the true source length, which a live system does not know")
             return Stream(self, self._state(source_length))
         if self._start is None:
-            self._start = self._state(None)
+            self._start = replace(self._state(None), steps=0)  # shared by all sentences, computed once
         return Stream(self, self._start)
 
     @torch.inference_mode()
     def _state(self, anchor):
-        state_class = GridState if self.backbone == "duplex" else LmState
+        state_class = GridState if isinstance(self.model, DuplexModel) else LmState
         return state_class.start(self.model, self.tokenizer.bos_id, self.tokenizer.seed_id, anchor)
 
 
@@ -75,23 +76,27 @@ class Stream:
         return dict(self.__dict__)
 
     def restore(self, snapshot):
+        """Go back to a `snapshot` of this stream."""
         self.__dict__.update(snapshot)
 
     @property
     def steps(self):
-        """Model calls so far, the start's included."""
+        """Model calls for this sentence so far."""
         return self.state.steps
 
     @property
     def x_vis(self):
+        """Source tokens read, BOS and EOS included."""
         return len(self.state.source_ids)
 
     @property
     def y_gen(self):
+        """Output tokens written, the seed included."""
         return len(self.state.target_ids)
 
     @property
     def over_limit(self):
+        """Whether the output has reached the length that the source read so far allows."""
         limits = self.engine.limits
         return self.y_gen - 1 >= limits.max_len_a * self.x_vis + limits.max_len_b
 
@@ -136,23 +141,25 @@ class Stream:
 
     @torch.inference_mode()
     def next_logits(self):
-        """Logits [V] of the next token, tokens that may not come masked; an EOS argmax counts as WAIT while reading."""
+        """Logits [V] of the next token at a word's start, -inf for tokens that may not come."""
         self.state, logits = self.state.logits()
         return logits + self.engine.first_ban
 
     def predicts_end(self):
+        """Whether EOS is the most probable next token."""
         return self.next_logits().argmax().item() == self.engine.tokenizer.eos_id
 
     @torch.inference_mode()
     def emit_probability(self, lam):
         """sigmoid of the EMIT logit at the current cell, for the price `lam` (nats a cell)."""
-        return 1 / (1 + math.exp(-max(-80.0, min(80.0, self.state.emit_logit(lam)))))
+        return torch.tensor(self.state.emit_logit(lam)).sigmoid().item()
 
     @torch.inference_mode()
     def write(self):
         """Write one word greedily, to its end: its text ("" if it has none), or None if the model would end instead.
 
-        Ending counts only once the source is finished. Raises ValueError if `can_write` is False.
+        Ending counts only once the source is finished, and so does the length limit inside a word. Raises ValueError if
+        `can_write` is False.
         """
         if not self.can_write:
             raise ValueError("nothing can be written here: read a word first, or the sentence is finished")
@@ -160,7 +167,9 @@ class Stream:
             self.target_finished = self.source_finished
             return None
         tokenizer, pieces = self.engine.tokenizer, []
-        while not pieces or not (tokenizer.word_complete(pieces, tokenizer.target_unit) or self.over_limit):
+        while not pieces or not tokenizer.word_complete(pieces, tokenizer.target_unit):
+            if pieces and (self.source_finished and self.over_limit or len(pieces) == MAX_WORD):
+                break
             self.state, logits = self.state.logits()
             pieces.append((logits + self.engine.inner_ban).argmax().item())
             self.state = self.state.write(pieces[-1])
@@ -168,8 +177,13 @@ class Stream:
         return "".join(tokenizer.decode(pieces).split())  # byte pieces can spell a blank, which no word has
 
     def advance(self, policy):
-        """Write until `policy` waits or the sentence ends; yields each word as it is written, but no empty one."""
-        while self.can_write and (self.source_finished or (policy.emits(self) and not self.predicts_end())):
+        """Write until `policy` waits or the sentence ends; yields each word as it is written, but no empty one.
+
+        A model that would end the sentence while the source is open waits, whatever the policy says.
+        """
+        while self.can_write and (self.source_finished or policy.emits(self)):
             word = self.write()
+            if word is None:
+                return
             if word:
                 yield word

@@ -26,19 +26,19 @@ def prefix_mask(batch, words_ahead):
 
 
 class MultipathLM(nn.Module):
-    """The stage-1 loss of a causal LM: returns sums and counts, so that any number of processes can normalise them."""
+    """The stage-1 loss of a causal LM whose config has an `anchor`: sums and counts, for any number of processes."""
 
     terms = ("target", "source")
 
-    def __init__(self, lm, anchor):
+    def __init__(self, lm):
         super().__init__()
-        self.lm, self.anchor = lm, anchor
+        self.lm = lm
 
     def forward(self, batch, words_ahead):
         """Sums of next-token losses (nats) and their counts, each [2]: target tokens, source tokens."""
         (B, X), Y = batch.source_ids.shape, batch.target_word.shape[1]
         device = batch.source_ids.device
-        anchor = batch.source_len[:, None] if self.anchor == "oracle" else self.anchor
+        anchor = batch.source_len[:, None] if self.lm.config.anchor == "oracle" else self.lm.config.anchor
         columns = anchor + torch.arange(Y, device=device).expand(B, Y)
         positions = torch.cat([torch.arange(X, device=device).expand(B, X), columns], dim=1)
         hidden = self.lm.model(

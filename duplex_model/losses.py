@@ -38,9 +38,9 @@ class DuplexLoss(nn.Module):
     def forward(self, batch, lam):
         """Sums and counts, [4] each, for the terms: L_LM (nats), L_emit (nats), loss in the last row (nats), share of
         cells below the drawn paths. batch: data.Batch; lam: [K] prices of latency."""
-        block, heatmap = self.grid(batch)
-        emit_logits = self.model.emit_logits(block, lam).float()
         real, last, decided = grid_masks(batch)
+        block, heatmap = self.grid(batch, real)
+        emit_logits = self.model.emit_logits(block, lam).float()
         masks = self.paths(heatmap, batch, torch.cat([lam.new_tensor([self.lam_lm]), lam]))
         lm_mask, emit_masks = masks[0] & real, masks[1:]
         # Only the cells below the path need a gradient: their logits are computed again, the others' never kept.
@@ -52,11 +52,10 @@ class DuplexLoss(nn.Module):
         counts = [lm_mask.sum(), len(lam) * decided.sum(), last_row.numel(), len(lam) * real.sum()]
         return torch.stack([s.float() for s in sums]), torch.tensor([float(c) for c in counts], device=heatmap.device)
 
-    def grid(self, batch):
-        """The Block of the decision rows, and its heatmap [B, R, Y] (nats, 0 in padding, no gradient)."""
+    def grid(self, batch, real):
+        """The Block of the decision rows, and the heatmap [B, R, Y] of its cells `real` (nats, else 0, no gradient)."""
         anchor = batch.source_len if self.model.config.anchor == "oracle" else None
         block = self.model(batch.source_ids, batch.target_ids[:, :-1], anchor=anchor, keep=batch.decision_rows)
-        real, _, _ = grid_masks(batch)
         with torch.no_grad():
             states, labels = block.outputs[real], labels_of(batch, real)[real]
             losses = torch.cat(

@@ -47,7 +47,7 @@ class EmitHead(nn.Module):
     def forward(self, outputs, inputs, lam):
         """outputs, inputs: normed states [..., D]; lam: [K] prices of latency, nats a cell -> EMIT logits [K, ...]."""
         low, high = self.log_range
-        position = (lam.log() - (low + high) / 2) / max((high - low) / 2, 1e-6)  # -1..1 over the trained range
+        position = (lam.log() - (low + high) / 2) / ((high - low) / 2 or 1.0)  # -1..1 over the trained range
         price = self.lam_proj(torch.stack([position, position**2], -1).to(outputs.dtype))
         states = self.state_proj(torch.cat([outputs, inputs], -1))
         price = price.view(len(lam), *(1,) * (states.dim() - 1), -1)

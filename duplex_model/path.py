@@ -37,12 +37,11 @@ def optimal_path(heatmap, lam, row_count=None, col_count=None, wait_ok=None):
     row_count = torch.full((B,), R, device=device) if row_count is None else row_count
     col_count = torch.full((B,), Y, device=device) if col_count is None else col_count
     heights = torch.arange(Y + 1, device=device)
-    real = (torch.arange(R, device=device) < row_count[:, None])[:, :, None] & (heights[:-1] < col_count[:, None])[
-        :, None
-    ]
-    losses = heatmap.masked_fill(~real, 0.0)
-    spent = losses.new_zeros(R, B, Y + 1, dtype=torch.float64)  # C_r[y]
-    spent[:, :, 1:] = losses.transpose(0, 1).cumsum(-1, dtype=torch.float64)
+    rows, columns = torch.arange(R, device=device) < row_count[:, None], heights[:-1] < col_count[:, None]
+    spent = heatmap.new_zeros(B, R, Y + 1, dtype=torch.float64)  # C_r[y]
+    spent[:, :, 1:] = heatmap
+    spent[:, :, 1:].masked_fill_(~(rows[:, :, None] & columns[:, None]), 0.0)
+    spent.cumsum_(-1)
     if (lam < 0).any() or not spent[:, :, -1].isfinite().all():
         raise ValueError("optimal_path needs lam >= 0 and a finite heatmap")
     end = col_count[:, None]
@@ -50,13 +49,12 @@ def optimal_path(heatmap, lam, row_count=None, col_count=None, wait_ok=None):
     if wait_ok is not None:
         barred = barred | ~wait_ok
     price = (lam[:, None] * heights).masked_fill(barred, -torch.inf)
-    entering = spent[1:] + price
 
-    best = -spent[0]
+    best = -spent[:, 0]
     entered_at, at_end = [], [best.gather(1, end)]
     for row in range(1, R):
-        running, entry = (best + entering[row - 1]).cummax(-1)  # the last index among equals: ties go up
-        best = running - spent[row]
+        running, entry = (best + price + spent[:, row]).cummax(-1)  # the last index among equals: ties go up
+        best = running - spent[:, row]
         entered_at.append(entry)
         at_end.append(best.gather(1, end))
     score = torch.cat(at_end, 1).gather(1, row_count[:, None] - 1).squeeze(1) + lam * col_count

@@ -9,12 +9,13 @@ import argparse
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
 from duplex_model.config import DuplexConfig
-from duplex_model.data import collate, load_examples, read_lines, read_pairs
+from duplex_model.data import collate, load_examples, make_batches, read_lines, read_pairs
 from duplex_model.model import DuplexModel
 from duplex_model.settings import check_keys, load_settings
 from duplex_model.tokenizer import Tokenizer, train_tokenizer
@@ -36,15 +37,28 @@ def parse_arguments(arguments=None):
     return parser.parse_args(arguments)
 
 
-def build_tokenizer(settings, data_dir, folder, main):
-    """The run's tokenizer, trained on the training text the first time."""
+def tokenizer_file(settings, data_dir, folder, may_train):
+    """The file of the run's SentencePiece model; trained on the training text if it is not there and `may_train`."""
     model_file = folder / "tokenizer" / "spm.model"
     data = settings.data
-    if main and not model_file.is_file():
+    if may_train and not model_file.is_file():
         files = [data_dir / f"{prefix}.{language}" for prefix in data.train for language in (data.source, data.target)]
         lines = [line for file in files for line in read_lines(file)]  # read here: SentencePiece would hide an error
         train_tokenizer(lines, model_file, settings.vocab_size)
     return model_file
+
+
+def check_model(settings, where):
+    """Raise ValueError for a key of `model` that is unknown or set elsewhere, or an anchor that does not fit."""
+    elsewhere = {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", *DuplexConfig.STREAM_KEYS}
+    valid = set(DuplexConfig().to_dict()) - elsewhere | {"anchor", "emit_hidden_size"}
+    check_keys(settings.model, sorted(valid), f"{where}: model")
+    anchor = settings.model.get("anchor", DuplexConfig.anchor)
+    if anchor != "oracle" and not (isinstance(anchor, int) and settings.data.max_tokens + 2 <= anchor):
+        raise ValueError(
+            f"{where}: model.anchor = {anchor!r} is neither 'oracle' nor at least data.max_tokens + 2 = "
+            f"{settings.data.max_tokens + 2} tokens"
+        )
 
 
 def build_config(settings, tokenizer):
@@ -79,8 +93,8 @@ def run_stage(accelerator, stage, settings, folder, seed, examples, dev_examples
     """Train one stage and return the module with its best weights."""
     run = Run(accelerator, stage, settings, folder, seed)
     stream = BatchStream(examples, settings.budget, stage.cost, seed)
-    generator = BatchStream(dev_examples, settings.budget, stage.cost, seed=0)
-    dev = [collate([dev_examples[i] for i in indices]).to(accelerator.device) for indices in generator.batches]
+    batches = make_batches(dev_examples, settings.budget, stage.cost, np.random.default_rng(0))
+    dev = [collate([dev_examples[i] for i in indices]).to(accelerator.device) for indices in batches]
     run.train(stream, dev)
     return run.raw_module
 
@@ -88,13 +102,13 @@ def run_stage(accelerator, stage, settings, folder, seed, examples, dev_examples
 def main(arguments=None):
     args = parse_arguments(arguments)
     settings = load_settings(TrainSettings, args.config)
-    check_keys(settings.model, DuplexConfig().to_dict(), f"{args.config}: model")
+    check_model(settings, args.config)
     data_dir, folder = Path(args.data_dir), Path(args.output or Path("runs") / settings.name)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     accelerator = Accelerator(mixed_precision=settings.precision)
     with accelerator.main_process_first():
-        model_file = build_tokenizer(settings, data_dir, folder, accelerator.is_main_process)
+        model_file = tokenizer_file(settings, data_dir, folder, accelerator.is_main_process)
     data = settings.data
     tokenizer = Tokenizer(model_file, data.source_unit, data.target_unit)
     pairs = [pair for prefix in data.train for pair in read_pairs(data_dir / prefix, data.source, data.target)]
@@ -109,9 +123,11 @@ def main(arguments=None):
 
     if args.stage != "duplex":
         lm = AutoModelForCausalLM.from_config(config.lm_config())
-        stage = LmStage(lm, config.anchor, settings.lm)
+        stage = LmStage(lm, settings.lm)
         run_stage(accelerator, stage, settings.lm, folder / "stage-lm", settings.seed, examples, dev_examples)
         save(accelerator, lm, tokenizer, folder / "lm")
+        del lm, stage
+        accelerator.free_memory()
     if args.stage != "lm":
         torch.manual_seed(settings.seed)  # the same EMIT head whether stage 1 ran just now or before
         model = initial_grid(settings, config, folder / "lm")

@@ -14,16 +14,15 @@ from pathlib import Path
 
 import torch
 
-from agents.base import check_files
-from duplex_model.checkpoint import load_checkpoint
-from duplex_model.data import read_lines
+from agents.duplex_agent import DuplexAgent
+from duplex_model.checkpoint import check_checkpoint, load_checkpoint
+from duplex_model.data import check_aligned, read_lines
 from duplex_model.engine import Engine
-from duplex_model.policies import EmitHeadPolicy
 from duplex_model.settings import load_settings
 from evaluation.metrics import read_records, score_log, score_timing
 from evaluation.report import draw_frontier, load_points, table, write_csv
 from evaluation.run import IDENTITY, LOG, TIMING, run_point
-from evaluation.settings import TestSettings, find_file, points_of
+from evaluation.settings import TestSettings, find_file, points_of, simuleval_arguments
 from evaluation.unfold import unfold
 
 PACKAGES = ("torch", "transformers", "simuleval", "sacrebleu", "sentencepiece", "numpy")
@@ -40,17 +39,21 @@ def parse_arguments(arguments=None):
     )
     parser.add_argument("--limit", type=int, help="only the first LIMIT sentences")
     parser.add_argument("--fresh", action="store_true", help="throw away the logs of an earlier run")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.limit is not None and args.limit < 1:
+        parser.error(f"--limit {args.limit}: use at least one sentence")
+    return args
 
 
-def point_result(number, point, folder, settings):
+def point_result(number, point, folder, settings, limit):
     """Scores and circumstances of one finished point, ready for JSON."""
-    scores = score_log(read_records(folder / LOG), settings.latency_unit, settings.tokenize)
+    log, timing = (read_records(folder / name)[:limit] for name in (LOG, TIMING))
+    scores = score_log(log, settings.latency_unit, settings.tokenize)
     return {
         "number": number,
         "system": point.system.name,
         "values": point.values,
-        "scores": {**scores, **score_timing(read_records(folder / TIMING))},
+        "scores": {**scores, **score_timing(timing)},
         "point": json.loads((folder / IDENTITY).read_text(encoding="utf-8")),
         "versions": {name: version(name) for name in PACKAGES},
         "device": f"cpu, {settings.threads} thread(s), {platform.machine()}",
@@ -61,14 +64,35 @@ def write_json(value, path):
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def show_examples(settings, points, source):
+def check_points(settings, points, source, reference, output):
+    """Raise for a wrong option, value or checkpoint of any point, and for wrong examples; loads no model."""
+    for point in points:
+        folder = output / "logs" / point.folder_name
+        args = simuleval_arguments(point, source, reference, folder, settings.latency_unit)
+        agent = point.agent_class()
+        agent.check(args)
+        check_checkpoint(args.checkpoint, agent.backbone_of(args))
+    lines = read_lines(source)
+    for number in settings.examples:
+        if not 1 <= number <= len(lines) or not lines[number - 1].strip():
+            raise ValueError(f"examples: {source} has no text at line {number}")
+    if settings.examples and example_point(settings, points) is None:
+        raise ValueError(f"example_system {settings.example_system!r} is no system with the duplex agent")
+
+
+def example_point(settings, points):
+    """The middle point of the example system, or None if that is no duplex system."""
+    swept = [p for p in points if p.system.name == settings.example_system and p.agent_class() is DuplexAgent]
+    return swept[len(swept) // 2] if swept else None
+
+
+def show_examples(settings, points, source, reference, output):
     """The examples' lines as the middle point of the example system translates them."""
-    swept = [point for point in points if point.system.name == settings.example_system]
-    if not settings.examples or not swept:
+    if not settings.examples:
         return []
-    options = swept[len(swept) // 2].agent_options
-    policy = EmitHeadPolicy(options["lam"], options.get("theta", 0.5))
-    engine = Engine(*load_checkpoint(options.get("checkpoint")))
+    args = simuleval_arguments(example_point(settings, points), source, reference, output, settings.latency_unit)
+    policy, limits = DuplexAgent.check(args)
+    engine = Engine(*load_checkpoint(args.checkpoint), limits)
     lines, sentences = [], read_lines(source)
     for number in settings.examples:
         lines += ["", f"line {number}, lam = {policy.lam}: {sentences[number - 1]}"]
@@ -83,8 +107,9 @@ def main(arguments=None):
     source, reference = (
         find_file(name, args.config.parent, args.data_dir) for name in (settings.source, settings.reference)
     )
-    check_files(source, reference)
+    check_aligned(source, reference)
     output = args.output or Path("results") / settings.name
+    check_points(settings, points, source, reference, output)
     if args.fresh:
         shutil.rmtree(output / "logs", ignore_errors=True)
     torch.set_num_threads(settings.threads)
@@ -93,13 +118,14 @@ def main(arguments=None):
     for number, point in enumerate(points):
         folder = output / "logs" / point.folder_name
         run_point(point, source, reference, folder, settings.latency_unit, args.limit)
-        write_json(point_result(number, point, folder, settings), output / "points" / f"{point.folder_name}.json")
+        result = point_result(number, point, folder, settings, args.limit)
+        write_json(result, output / "points" / f"{point.folder_name}.json")
     results = load_points(output)
     write_json(results, output / "results.json")
     write_csv(results, output / "results.csv")
     draw_frontier(results, output / "frontier.png", f"{settings.name}: {results[0]['scores']['sentences']} sentences")
     print(table(results))
-    print("\n".join(show_examples(settings, points, source)))
+    print("\n".join(show_examples(settings, points, source, reference, output)))
     print(f"\nwritten: {output}/results.json, results.csv, frontier.png")
 
 

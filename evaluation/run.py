@@ -9,7 +9,7 @@ from simuleval.data.dataloader import TextToTextDataloader
 from simuleval.evaluator import SentenceLevelEvaluator
 from tqdm import tqdm
 
-from duplex_model.checkpoint import checkpoint_folder
+from duplex_model.checkpoint import FILES, checkpoint_folder
 from evaluation.settings import simuleval_arguments
 
 LOG, TIMING, IDENTITY = "instances.log", "timing.jsonl", "point.json"
@@ -40,8 +40,9 @@ def run_point(point, source, reference, folder, latency_unit, limit=None):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     claim(folder, identity(point, source, reference, latency_unit))
-    done = keep_whole_lines(folder / LOG)
-    keep_whole_lines(folder / TIMING, done)
+    done = min(keep_whole_lines(folder / name) for name in (LOG, TIMING))
+    for name in (LOG, TIMING):
+        keep_whole_lines(folder / name, done)
     dataloader = TextToTextDataloader.from_files(source, reference)
     end = len(dataloader) if limit is None else min(limit, len(dataloader))
     if done >= end:
@@ -81,27 +82,30 @@ def identity(point, source, reference, latency_unit):
     """What a point's log depends on; a folder holds the log of one identity only."""
     options = point.agent_options
     model = checkpoint_folder(options.get("checkpoint"), options.get("backbone", point.agent_class().default_backbone))
-    weights = model / "model.safetensors"
     return {
         "agent": point.system.agent,
         "options": options,
         "latency_unit": latency_unit,
         "source_sha256": sha256(source),
         "reference_sha256": sha256(reference),
-        "checkpoint_sha256": sha256(weights) if weights.is_file() else None,
+        "checkpoint_sha256": {name: sha256(model / name) for name in FILES},
     }
 
 
 def sha256(path):
+    """The SHA-256 of a file, in hexadecimal digits."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def claim(folder, wanted):
+    """Mark `folder` as holding the run of the identity `wanted`; ValueError if it holds another's."""
     path = folder / IDENTITY
     wanted = json.loads(json.dumps(wanted))
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
         differing = sorted(key for key in wanted if found.get(key) != wanted[key])
         if differing:
-            raise ValueError(f"{folder} holds a run with another {', '.join(differing)}; use --fresh to start over")
+            raise ValueError(
+                f"{folder} holds a run with another {', '.join(differing)}; use --fresh (make: FRESH=1) to start over"
+            )
     path.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sacrebleu.metrics import BLEU
 from simuleval import options as simuleval_options
 
 
@@ -15,7 +16,7 @@ class SystemSettings:
     """One curve or point of the picture."""
 
     name: str  # as it stands in table and picture
-    agent: str  # module.Class of a SimulEval agent
+    agent: str  # module.Class of an agents.base.StreamAgent
     options: dict[str, Any] = field(default_factory=dict)  # agent options, with underscores
     sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # option -> its values; all combinations are run
 
@@ -37,8 +38,11 @@ class TestSettings:
     threads: int = 1  # CPU threads; one is fastest for small models
 
     def __post_init__(self):
-        if self.latency_unit not in ("word", "char"):
-            raise ValueError(f"latency_unit {self.latency_unit!r} is not known; use word or char")
+        for key, valid in (("latency_unit", ("word", "char")), ("tokenize", tuple(BLEU.TOKENIZERS))):
+            if getattr(self, key) not in valid:
+                raise ValueError(f"{key} {getattr(self, key)!r} is not known; use one of {', '.join(valid)}")
+        if self.threads < 1:
+            raise ValueError(f"threads = {self.threads}: use at least one")
 
 
 @dataclass(frozen=True)
@@ -50,18 +54,22 @@ class Point:
 
     @property
     def label(self):
+        """Name and swept values, as one line of text."""
         values = ",".join(f"{key}={value}" for key, value in self.values.items())
         return f"{self.system.name} {values}".strip()
 
     @property
     def folder_name(self):
+        """The label as a file name."""
         return self.label.replace(" ", "_").replace("/", "_")
 
     @property
     def agent_options(self):
+        """Fixed and swept options together."""
         return {**self.system.options, **self.values}
 
     def agent_class(self):
+        """The agent's class; ValueError if it cannot be imported."""
         module, _, name = self.system.agent.rpartition(".")
         try:
             return getattr(importlib.import_module(module), name)
@@ -70,20 +78,11 @@ class Point:
 
 
 def points_of(settings):
-    """All points, in the order of the file. Raises ValueError for an unknown agent or option, or a name used twice."""
+    """All points, in the order of the file. Raises ValueError if a name is used twice."""
     points = []
     for system in settings.systems:
         combinations = itertools.product(*system.sweep.values())
         points += [Point(system, dict(zip(system.sweep, values, strict=True))) for values in combinations]
-        parser = ArgumentParser()
-        points[-1].agent_class().add_args(parser)
-        known = {action.dest for action in parser._actions} - {"help", "timing_file"}
-        for key in (*system.options, *system.sweep):
-            if key not in known:
-                raise ValueError(
-                    f"system {system.name!r}: unknown option {key!r} of {system.agent}; "
-                    f"it has {', '.join(sorted(known))}"
-                )
     labels = [point.label for point in points]
     for label in labels:
         if labels.count(label) > 1:
@@ -100,9 +99,24 @@ def find_file(name, config_folder, data_dir):
     raise FileNotFoundError(f"{name}: neither {places[0]} nor {places[1]} exists; set --data-dir or $DUPLEX_DATA_DIR")
 
 
+class PointParser(ArgumentParser):
+    """An argument parser whose errors are ValueErrors that name the point."""
+
+    def __init__(self, point):
+        super().__init__(add_help=False, conflict_handler="resolve", allow_abbrev=False)
+        self.point = point
+
+    def error(self, message):
+        raise ValueError(f"system {self.point.system.name!r}, point {self.point.label!r}: {message}")
+
+
 def simuleval_arguments(point, source, reference, folder, latency_unit, start_index=0):
-    """The namespace that the `simuleval` command line would give the point's agent and evaluator."""
-    parser = simuleval_options.general_parser()
+    """The namespace that the `simuleval` command line would give the point's agent and evaluator.
+
+    Raises ValueError naming the point for an unknown option or a value of the wrong type.
+    """
+    parser = PointParser(point)
+    simuleval_options.general_parser(parser=parser)
     simuleval_options.add_evaluator_args(parser)
     parser.add_argument("--source")
     parser.add_argument("--target")

@@ -7,14 +7,14 @@ from duplex_model.policies import EmitHeadPolicy
 
 @dataclass
 class Watched:
-    """An EMIT-head policy that notes the EMIT probability at each state that it was asked at."""
+    """An EMIT-head policy that notes the EMIT probability at each state, by the number of words written there."""
 
     policy: EmitHeadPolicy
-    seen: list = field(default_factory=list)
+    seen: dict = field(default_factory=dict)
 
     def emits(self, stream):
-        self.seen.append(stream.emit_probability(self.policy.lam))
-        return self.seen[-1] > self.policy.theta
+        self.seen[stream.words_written] = stream.emit_probability(self.policy.lam)
+        return self.policy.emits(stream)
 
 
 def unfold(engine, line, policy):
@@ -24,15 +24,14 @@ def unfold(engine, line, policy):
     lines = []
     for position, word in enumerate(words):
         stream.read(word, finished=position == len(words) - 1)
-        watched = Watched(policy)
-        written = list(stream.advance(watched))
-        decisions = []
-        for index, text in enumerate(written):
-            decisions.append(f"EMIT {watched.seen[index]:.2f} {text}" if index < len(watched.seen) else f"EMIT {text}")
+        watched, decisions = Watched(policy), []
+        for text in stream.advance(watched):
+            probability = watched.seen.get(stream.words_written - 1)  # none once the source is finished
+            decisions.append(f"EMIT {text}" if probability is None else f"EMIT {probability:.2f} {text}")
         if stream.source_finished:
             decisions.append("end of sentence")
-        elif len(watched.seen) > len(written):
-            waits = watched.seen[len(written)]
+        elif stream.words_written in watched.seen:
+            waits = watched.seen[stream.words_written]
             decisions.append(f"WAIT {waits:.2f}" if waits <= policy.theta else f"WAIT (would end, {waits:.2f})")
         else:
             decisions.append("WAIT (output limit)")

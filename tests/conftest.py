@@ -1,6 +1,9 @@
-"""Tiny random models and a tokenizer trained on the repository's own sentences."""
+"""Tiny random models, a tokenizer trained on the repository's own sentences, and what several test files use."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: more threads only wait for each other
@@ -64,3 +67,41 @@ def checkpoint(tokenizer, tmp_path_factory):
         model.save_pretrained(folder / name)
         tokenizer.save(folder / name)
     return folder
+
+
+def tokens(X, Y, B=2, seed=1, vocab=90):
+    """Random source ids [B, X] and target ids [B, Y]."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(5, vocab, (B, n), generator=generator) for n in (X, Y))
+
+
+def drive(engine, source, policy):
+    """(words, delays) of the engine on one sentence, fed word by word."""
+    stream, words, delays = engine.open(), [], []
+    sentence = source.split()
+    for position, word in enumerate(sentence):
+        stream.read(word, finished=position == len(sentence) - 1)
+        for written in stream.advance(policy):
+            words.append(written)
+            delays.append(stream.words_read)
+    assert stream.target_finished
+    return words, delays
+
+
+def simuleval(folder, *options, source=None, reference=None, check=True):
+    """Run the `simuleval` command line on the files; returns (log records, completed process)."""
+    output = folder / "out"
+    command = [Path(sys.executable).parent / "simuleval", "--output", output, "--quality-metrics", "BLEU"]
+    command += ["--source", source or folder / "source.de", "--target", reference or folder / "reference.en", *options]
+    place = folder if "--agent-class" in options else ROOT  # a class is found from any folder
+    done = subprocess.run([str(part) for part in command], cwd=place, capture_output=True, text=True, timeout=300)
+    if check:
+        assert done.returncode == 0, done.stderr[-2000:]
+    log = output / "instances.log"
+    records = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+    return records, done
+
+
+def write_files(folder, sources, references=None):
+    (folder / "source.de").write_bytes("".join(line + "\n" for line in sources).encode())
+    (folder / "reference.en").write_bytes("".join(line + "\n" for line in references or sources).encode())

@@ -1,49 +1,16 @@
 """The agents under the real `simuleval` command, with random weights (the packaged ones are tested apart)."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, demo_pairs
+from conftest import demo_pairs, drive, simuleval, write_files
 
 from agents.offline_agent import OfflineAgent
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.engine import Engine
+from duplex_model.package import package
 from duplex_model.policies import EmitHeadPolicy, WaitK
-
-
-def simuleval(folder, *options, source=None, reference=None, check=True):
-    """Run the `simuleval` command line on the files; returns (log records, completed process)."""
-    output = folder / "out"
-    command = [Path(sys.executable).parent / "simuleval", "--output", output, "--quality-metrics", "BLEU"]
-    command += ["--source", source or folder / "source.de", "--target", reference or folder / "reference.en", *options]
-    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    if check:
-        assert done.returncode == 0, done.stderr[-2000:]
-    log = output / "instances.log"
-    records = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
-    return records, done
-
-
-def write_files(folder, sources, references=None):
-    (folder / "source.de").write_bytes("".join(line + "\n" for line in sources).encode())
-    (folder / "reference.en").write_bytes("".join(line + "\n" for line in references or sources).encode())
-
-
-def expected(engine, source, policy):
-    """(words, delays) of the engine driven directly."""
-    stream, words, delays = engine.open(), [], []
-    sentence = source.split()
-    for position, word in enumerate(sentence):
-        stream.read(word, finished=position == len(sentence) - 1)
-        for written in stream.advance(policy):
-            words.append(written)
-            delays.append(stream.words_read)
-    return words, delays
-
 
 AGENTS = [
     (["--agent", "agents/duplex_agent.py", "--lam", "0.05", "--theta", "0.4"], "duplex", EmitHeadPolicy(0.05, 0.4)),
@@ -64,7 +31,7 @@ def test_agent_equals_engine(tmp_path, checkpoint, options, backbone, policy):
     times = [json.loads(line) for line in timing.read_text().splitlines()]
     assert [time["index"] for time in times] == [0, 1, 2, 3]
     for record, time, (source, _) in zip(records, times, pairs, strict=True):
-        words, delays = expected(engine, source, policy)
+        words, delays = drive(engine, source, policy)
         assert record["prediction"] == " ".join(words) and record["delays"] == delays
         assert time["words_read"] == delays and time["ms"] == sorted(time["ms"]) and time["steps"] > 0
         assert time["first_token_ms"] == time["ms"][0] <= time["total_ms"]
@@ -91,7 +58,7 @@ def test_a_target_without_spaces_is_written_character_by_character(tmp_path, che
     (record,), _ = simuleval(tmp_path, *options)
     engine = Engine(*load_checkpoint(folder, "lm"))
     assert engine.tokenizer.joiner == ""
-    words, _ = expected(engine, "Wir fahren morgen alle nach Berlin", WaitK(2))
+    words, _ = drive(engine, "Wir fahren morgen alle nach Berlin", WaitK(2))
     assert record["prediction"] == "".join(words).replace(" ", "")
 
 
@@ -184,6 +151,16 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, checkpoint):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ValueError, match="fit"):
             load_checkpoint(tmp_path)
+
+
+def test_packaged_weights_are_16_bit_copies(tmp_path, checkpoint):
+    package(checkpoint, tmp_path / "packaged")
+    for backbone in ("duplex", "lm"):
+        packaged, tokenizer = load_checkpoint(tmp_path / "packaged", backbone)
+        model, _ = load_checkpoint(checkpoint, backbone)
+        assert tokenizer.vocab_size == model.config.vocab_size
+        for name, parameter in model.state_dict().items():
+            assert torch.equal(packaged.state_dict()[name], parameter.half().float())
 
 
 def test_to_changes_the_precision(tmp_path, checkpoint):

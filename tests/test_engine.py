@@ -2,8 +2,7 @@ import random
 
 import pytest
 import torch
-from conftest import tiny_grid, tiny_lm
-from test_model import tokens
+from conftest import tiny_grid, tiny_lm, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from duplex_model.engine import Engine, Limits
@@ -97,8 +96,8 @@ def test_every_cell_is_computed_once():
     assert 0 < counts["q0"] < cells
 
 
-@pytest.mark.parametrize("kind", ["emit", "wait"])
-def test_a_step_s_matmul_flops_are_linear(kind):
+@pytest.mark.parametrize("kind,rows", [("emit", []), ("wait", [7]), ("wait", [7, 8, 9])])
+def test_a_step_s_matmul_flops_are_linear(kind, rows):
     grid = tiny_grid(dtype=torch.float32, num_hidden_layers=2, anchor=600)
     lengths, flops = [64, 96, 128, 200, 256, 384, 512], []
     with torch.no_grad():
@@ -108,7 +107,7 @@ def test_a_step_s_matmul_flops_are_linear(kind):
             block = grid(torch.tensor([source]), torch.tensor([target]))
             state = GridState(grid, 600, tuple(source), tuple(target), block.cache)
             with FlopCounterMode(display=False) as counter:
-                state.write(7) if kind == "emit" else state.read([7])
+                state.write(7) if kind == "emit" else state.read(rows)
             flops.append(counter.get_total_flops())
     a, b = (
         torch.linalg.lstsq(torch.tensor([[1.0, n] for n in lengths]).double(), torch.tensor(flops).double()[:, None])
@@ -163,9 +162,24 @@ def translate(engine, words, policy):
 
 @ENGINES
 def test_wait_k_follows_its_schedule(make, tokenizer):
-    output = translate(make(tokenizer), "Heute gehen wir mit den Kindern in den Park".split(), WaitK(3))
-    assert all(len(words) == 0 for words in output[:2])
-    assert all(len(words) <= 1 for words in output[2:-1])
+    engine = make(tokenizer)
+    engine.limits = Limits(1.5, 200)
+    engine.first_ban[tokenizer.eos_id] = -torch.inf  # a model that would end early waits instead
+    output = translate(engine, "Heute gehen wir mit den Kindern in den Park".split(), WaitK(3))
+    assert [len(words) for words in output[:-1]] == [0, 0, 1, 1, 1, 1, 1, 1]
+
+
+@ENGINES
+def test_an_end_predicted_while_reading_is_a_wait(make, tokenizer):
+    engine = make(tokenizer)
+    only_end = torch.full_like(engine.first_ban, -torch.inf)
+    only_end[tokenizer.eos_id] = 0.0
+    engine.first_ban = only_end
+    stream = engine.open()
+    stream.read("Wir fahren")
+    assert list(stream.advance(WaitK(1))) == [] and stream.write() is None and not stream.target_finished
+    stream.finish()
+    assert list(stream.advance(WaitK(1))) == [] and stream.target_finished
 
 
 @ENGINES
@@ -249,7 +263,7 @@ def test_special_tokens_never_come_and_a_model_without_eos_is_cut(tokenizer):
     stream.read("Wir fahren morgen nach Berlin", finished=True)
     words = list(stream.advance(Offline()))
     assert words and stream.target_finished
-    assert stream.y_gen - 1 == -(-(stream.x_vis + 4) // 1)
+    assert stream.y_gen - 1 == stream.x_vis + 4
     assert not set(stream.state.target_ids[1:]) & set(tokenizer.special_ids)
 
 
@@ -260,7 +274,9 @@ def test_a_limit_reached_early_waits_for_more_source(tokenizer):
     stream.read("Wir")
     list(stream.advance(EmitHeadPolicy(0.03, theta=0.0)))
     assert not stream.can_write and not stream.target_finished
-    stream.read("fahren")
+    assert stream.y_gen - 1 >= stream.x_vis + 4
+    assert tokenizer.word_complete(stream.state.target_ids[-1:], "word")  # no word is cut while the source is open
+    stream.read("fahren und gehen dann wieder nach Hause")
     assert stream.can_write
 
 
@@ -279,7 +295,10 @@ def test_the_oracle_anchor_needs_the_source_length(tokenizer):
     engine = grid_engine(tokenizer, anchor="oracle")
     stream = engine.open(source_length=12)
     stream.read("Wir fahren", finished=True)
-    assert stream.state.anchor == 12 and list(stream.advance(Offline())) is not None
+    assert stream.state.anchor == 12
+    fixed = grid_engine(tokenizer, anchor=12).open()
+    fixed.read("Wir fahren", finished=True)
+    assert torch.equal(stream.next_logits(), fixed.next_logits())
 
 
 def test_policies_refuse_values_out_of_range():

@@ -10,17 +10,23 @@ import time
 
 import pytest
 import yaml
-from conftest import ROOT, demo_pairs
+from conftest import ROOT, demo_pairs, drive, simuleval, write_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simuleval.evaluator.instance import LogInstance
 from simuleval.evaluator.scorers.latency_scorer import ALScorer, APScorer, DALScorer, LAALScorer
-from test_agents import simuleval, write_files
 
+from duplex_model.checkpoint import load_checkpoint
+from duplex_model.engine import Engine, Limits
+from duplex_model.policies import EmitHeadPolicy
+from duplex_model.settings import load_settings
+from duplex_model.training.settings import TrainSettings
 from evaluation.__main__ import main
 from evaluation.metrics import read_records, reference_length, score_log, sentence_latency
 from evaluation.report import table
 from evaluation.run import keep_whole_lines
+from evaluation.settings import TestSettings, points_of, simuleval_arguments
+from evaluation.unfold import unfold
 
 
 def write_config(folder, checkpoint, sentences=4, **changes):
@@ -56,12 +62,12 @@ def test_a_sweep_writes_table_picture_and_numbers(tmp_path, checkpoint, capsys):
     assert [(r["system"], r["values"]) for r in results] == [
         ("duplex", {"lam": 0.01}), ("duplex", {"lam": 0.1}), ("wait-k", {"k": 1}), ("wait-k", {"k": 3}), ("offline", {})
     ]  # fmt: skip
-    assert table(results) in shown and "line 2, lam = 0.1" in shown and re.search(r"EMIT|WAIT", shown)
+    assert table(results) in shown and "line 2, lam = 0.1" in shown
     assert (tmp_path / "out" / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 6
     for result in results:
         assert result["scores"]["sentences"] == 4 and result["scores"]["step_ms"] > 0
-        assert result["versions"]["simuleval"] == "1.1.4" and len(result["point"]["checkpoint_sha256"]) == 64
+        assert result["versions"]["simuleval"] == "1.1.4" and len(result["point"]["checkpoint_sha256"]) == 3
         assert "tok:13a" in result["scores"]["BLEU_signature"]
 
 
@@ -149,6 +155,7 @@ def test_a_killed_run_resumes(tmp_path, checkpoint):
         file.write(b'{"index": 99, "predic')  # what a cut write leaves
     main([str(config), "--output", str(killed)])
     assert log.read_bytes().startswith(finished[: finished.rindex(b"\n") + 1])
+    assert [record["index"] for record in read_records(log.with_name("timing.jsonl"))] == list(range(80))
     assert without_clock(killed) == without_clock(whole)
 
 
@@ -162,6 +169,43 @@ def test_a_folder_of_another_run_is_refused(tmp_path, checkpoint):
     main([str(config), *out, "--fresh"])
 
 
+def test_examples_must_be_there(tmp_path, checkpoint):
+    for changes in ({"examples": [99]}, {"examples": [0]}, {"example_system": "wait-k"}, {"example_system": "none"}):
+        with pytest.raises(ValueError, match="example"):
+            main([str(write_config(tmp_path, checkpoint, **changes)), "--output", str(tmp_path / "out")])
+
+
+def test_limit(tmp_path, checkpoint):
+    config, out = write_config(tmp_path, checkpoint), tmp_path / "out"
+    for limit, sentences in (("2", 2), ("3", 3), ("1", 1)):
+        main([str(config), "--output", str(out), "--limit", limit])
+        assert {r["scores"]["sentences"] for r in json.loads((out / "results.json").read_text())} == {sentences}
+    with pytest.raises(SystemExit):
+        main([str(config), "--limit", "0"])
+
+
+def test_unfolding_shows_every_word_with_its_probability(checkpoint):
+    engine, policy = Engine(*load_checkpoint(checkpoint), Limits(0.5, 5)), EmitHeadPolicy(0.05)
+    source, _ = demo_pairs()[0]
+    words, _ = drive(engine, source, policy)
+    lines = unfold(engine, source, policy)
+    assert [line.split()[0] for line in lines] == source.split()
+    shown = [part.split()[-1] for line in lines for part in line.split(" | ") if "EMIT" in part]
+    assert shown == words
+    for probability in re.findall(r"EMIT (0\.\d\d)", "".join(lines)):
+        assert float(probability) >= 0.5
+    for probability in re.findall(r"WAIT (0\.\d\d)", "".join(lines)):
+        assert float(probability) <= 0.5
+
+
+def test_the_shipped_configurations_are_valid(tmp_path):
+    for path in ROOT.glob("duplex_model/recipes/*.yaml"):
+        load_settings(TrainSettings, path)
+    for path in ROOT.glob("eval_configs/*.yaml"):
+        for point in points_of(load_settings(TestSettings, path)):
+            point.agent_class().check(simuleval_arguments(point, "s", "t", tmp_path, "word"))
+
+
 def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
     def refuse(error, message, **changes):
         config = write_config(tmp_path, tmp_path / "nothing", **changes)
@@ -171,10 +215,16 @@ def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
     system = {"name": "a", "agent": "agents.waitk_agent.WaitKAgent"}
     refuse(ValueError, r"tiny.yaml: unknown key 'exampels'; did you mean 'examples'", exampels=[1])
     refuse(ValueError, r"unknown key 'swep'; did you mean 'sweep'", systems=[{**system, "swep": {"k": [1]}}])
-    refuse(ValueError, r"unknown option 'lam'", systems=[{**system, "sweep": {"lam": [1]}}])
+    refuse(ValueError, r"unrecognized arguments: --lam", systems=[{**system, "sweep": {"lam": [1]}}])
     refuse(ValueError, r"cannot be imported", systems=[{**system, "agent": "agents.nowhere.Agent"}])
     refuse(ValueError, r"occurs twice", systems=[system, system])
     refuse(ValueError, r"latency_unit 'words'", latency_unit="words")
+    refuse(ValueError, r"tokenize '13b'", tokenize="13b")
+    refuse(ValueError, r"k = 0", systems=[{**system, "sweep": {"k": [1, 0]}}])
+    refuse(ValueError, r"point 'a k=x': argument --k", systems=[{**system, "sweep": {"k": [1, "x"]}}])
+    refuse(
+        FileNotFoundError, r"nothing", systems=[system, {**system, "name": "b", "options": {"checkpoint": "nothing"}}]
+    )
     refuse(FileNotFoundError, r"missing.de: neither", source="missing.de")
     (tmp_path / "short.en").write_text("one line\n")
     refuse(ValueError, r"source and reference must be aligned", reference="short.en")

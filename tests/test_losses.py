@@ -46,13 +46,22 @@ def test_grid_losses_equal_a_plain_computation(tokenizer):
 
 
 def test_padding_gets_no_gradient(tokenizer):
-    """Other sentences in the batch, and so more padding, change nothing in a sentence's own sums."""
+    """Other sentences in the batch, and so more padding, change neither a sentence's sums nor its gradient."""
     model = tiny_grid(vocab_size=tokenizer.vocab_size)
     loss = DuplexLoss(model, lam_lm=0.05)
-    alone = [loss(collate([make_example(tokenizer, *pair)]), LAM) for pair in demo_pairs()[:4]]
-    together = loss(demo_batch(tokenizer, 4), LAM)
-    for part in (0, 1):
-        torch.testing.assert_close(together[part], sum(one[part] for one in alone), rtol=1e-5, atol=1e-4)
+
+    def sums_and_gradient(batches):
+        model.zero_grad()
+        results = [loss(batch, LAM) for batch in batches]
+        sum((sums[0] + sums[1]) for sums, _ in results).backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        return [sum(part) for part in zip(*results, strict=True)], gradient
+
+    (sums, counts), gradient = sums_and_gradient([demo_batch(tokenizer, 4)])
+    alone, expected = sums_and_gradient([collate([make_example(tokenizer, *pair)]) for pair in demo_pairs()[:4]])
+    torch.testing.assert_close(sums, alone[0], rtol=1e-5, atol=1e-4)
+    assert torch.equal(counts, alone[1])
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-4)
 
 
 def test_lm_targets_see_no_source_beyond_k(tokenizer):
@@ -80,7 +89,7 @@ def test_lm_targets_see_no_source_beyond_k(tokenizer):
 
 def test_lm_loss_counts_and_padding(tokenizer):
     lm = tiny_lm(vocab_size=tokenizer.vocab_size)
-    loss = MultipathLM(lm, anchor=64)
+    loss = MultipathLM(lm)
     words = [1, 3, 2]
     alone = [
         loss(collate([make_example(tokenizer, *pair)]), torch.tensor([k]))

@@ -1,16 +1,11 @@
 import pytest
 import torch
-from conftest import tiny_config, tiny_grid, tiny_lm
+from conftest import tiny_config, tiny_grid, tiny_lm, tokens
 from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig
 
 from duplex_model.config import DuplexConfig
 from duplex_model.exact import exact_forward
 from duplex_model.model import DuplexModel
-
-
-def tokens(X, Y, B=2, seed=1, vocab=90):
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(5, vocab, (B, n), generator=generator) for n in (X, Y))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -118,12 +113,21 @@ def test_saves_and_loads_like_a_transformers_model(tmp_path):
         assert torch.equal(loaded(*tokens(4, 3)).outputs, grid(*tokens(4, 3)).outputs)
 
 
-def test_lam_changes_the_emit_logit_only_through_its_logarithm():
+def test_emit_head_takes_any_number_of_prices():
     grid = tiny_grid()
     with torch.no_grad():
         block = grid(*tokens(4, 3))
-        low, high = grid.emit_logits(block, torch.tensor([0.01, 0.1], dtype=torch.float64))
-    assert low.shape == (2, 4, 3) and not torch.allclose(low, high)
+        together = grid.emit_logits(block, torch.tensor([0.01, 0.1], dtype=torch.float64))
+        alone = [grid.emit_logits(block, torch.tensor([lam], dtype=torch.float64))[0] for lam in (0.01, 0.1)]
+    assert together.shape == (2, 2, 4, 3) and not torch.allclose(*alone)
+    torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=1e-12)
+
+
+def test_a_head_trained_at_one_price_is_smooth_around_it():
+    grid = tiny_grid(lam_min=0.1, lam_max=0.1)
+    with torch.no_grad():
+        logits = grid.emit_logits(grid(*tokens(4, 3)), torch.tensor([0.1, 0.1001, 0.03], dtype=torch.float64))
+    assert (logits[0] - logits[1]).abs().max() < 0.01 and (logits[0] - logits[2]).abs().max() < 10
 
 
 def test_unsupported_backbones_are_refused_by_name():

@@ -5,7 +5,7 @@ from statistics import mean
 import pytest
 import torch
 import yaml
-from conftest import ROOT, SHARED, demo_pairs
+from conftest import ROOT, SHARED, demo_pairs, drive
 from sacrebleu.metrics import BLEU
 from safetensors import safe_open
 
@@ -20,18 +20,6 @@ from evaluation.metrics import average_lagging
 @pytest.fixture(scope="module")
 def engines():
     return {backbone: Engine(*load_checkpoint(backbone=backbone)) for backbone in ("duplex", "lm")}
-
-
-def translate(engine, source, policy):
-    """(words, delays) of one sentence."""
-    stream, words, delays = engine.open(), [], []
-    sentence = source.split()
-    for position, word in enumerate(sentence):
-        stream.read(word, finished=position == len(sentence) - 1)
-        for written in stream.advance(policy):
-            words.append(written)
-            delays.append(stream.words_read)
-    return words, delays
 
 
 @pytest.mark.parametrize("backbone", ["duplex", "lm"])
@@ -50,7 +38,7 @@ def test_a_larger_lam_lags_less(engines):
     for lam in config["systems"][0]["sweep"]["lam"]:
         scores = []
         for source, reference in demo_pairs()[:40]:
-            _, delays = translate(engines["duplex"], source, EmitHeadPolicy(lam))
+            _, delays = drive(engines["duplex"], source, EmitHeadPolicy(lam))
             scores.append(average_lagging(delays, len(source.split()), len(reference.split())))
         lags.append(mean(scores))
     assert lags == sorted(lags, reverse=True) and len(set(lags)) == len(lags)
@@ -66,7 +54,7 @@ def test_translates_the_demo(engines):
         (engines["duplex"], EmitHeadPolicy(0.01)),
         (engines["lm"], WaitK(5)),
     ):
-        hypotheses = [" ".join(translate(engine, source, policy)[0]) for source, _ in pairs]
+        hypotheses = [" ".join(drive(engine, source, policy)[0]) for source, _ in pairs]
         assert BLEU().corpus_score(hypotheses, references).score > 12
 
 

@@ -58,6 +58,8 @@ def test_equals_brute_force(batch):
         assert row_exit[R:] == [0] * (len(row_exit) - R)
         taken = sum(sum(real[r][row_exit[r - 1] if r else 0 : row_exit[r]]) for r in range(R))
         assert price * sum(row_exit) - taken == pytest.approx(best, rel=1e-9, abs=1e-6)
+        if len(exits) == 1:
+            assert row_exit[:R] == exits[0]
         assert row_exit[:R] == sorted(row_exit[:R]) and row_exit[R - 1] == Y
         assert all(ok[y] and y < Y for y in row_exit[: R - 1])
 

@@ -3,6 +3,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def cpu():
 
 def make_stage(name, vocab_size, seed=0, dtype=torch.float32):
     if name == "lm":
-        return LmStage(tiny_lm(seed, dtype, vocab_size=vocab_size), 64, SETTINGS[name])
+        return LmStage(tiny_lm(seed, dtype, vocab_size=vocab_size), SETTINGS[name])
     return DuplexStage(tiny_grid(seed, dtype, vocab_size=vocab_size), SETTINGS[name])
 
 
@@ -125,11 +126,22 @@ def test_training_learns_and_keeps_the_best(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("name", STAGES)
+def test_other_settings_are_refused_but_more_steps_are_not(name, tokenizer, tmp_path, monkeypatch):
+    run, stream, dev = start(name, tokenizer, tmp_path)
+    run.train(stream, dev)
+    monkeypatch.setitem(SETTINGS, name, replace(SETTINGS[name], steps=SETTINGS[name].steps + 1))
+    assert start(name, tokenizer, tmp_path)[0].step == SETTINGS[name].steps - 1
+    monkeypatch.setitem(SETTINGS, name, replace(SETTINGS[name], lr=0.5))
+    with pytest.raises(ValueError, match=r"checkpoint\.pt was made with another lr"):
+        start(name, tokenizer, tmp_path)
+
+
+@pytest.mark.parametrize("name", STAGES)
 def test_another_seed_is_refused(name, tokenizer, tmp_path):
     run, stream, dev = start(name, tokenizer, tmp_path)
     with pytest.raises(PowerCut):
         run.train(CutStream(stream, 1), dev)
-    with pytest.raises(ValueError, match=r"checkpoint\.pt was made with seed 1, not 2"):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt was made with another seed"):
         start(name, tokenizer, tmp_path, seed=2)
 
 

@@ -12,6 +12,8 @@ from tqdm import tqdm
 
 from duplex_model.data import collate, make_batches
 
+MAY_CHANGE = ("steps", "decay", "validate_every", "log_every", "checkpoint_minutes")  # when a run is taken up again
+
 
 def learning_rate(step, settings):
     """Linear warm-up, constant, then a linear fall to 2% over the last `decay` share of the steps."""
@@ -148,8 +150,19 @@ class Run:
         if not path.is_file():
             return
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if state["seed"] != self.seed:
-            raise ValueError(f"{path} was made with seed {state['seed']}, not {self.seed}; use another output folder")
+        now = {**asdict(self.settings), "seed": self.seed}
+        before = {**state["settings"], "seed": state["seed"]}
+        changed = [key for key in now if key not in MAY_CHANGE and now[key] != before.get(key)]
+        if changed:
+            raise ValueError(f"{path} was made with another {', '.join(changed)}; use another output folder")
         self.raw_module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.best, self.cells, self.seconds = (state[k] for k in ("step", "best", "cells", "seconds"))
+        if self.accelerator.is_main_process:
+            self._cut_log()
+
+    def _cut_log(self):
+        """Drop the log's records of steps after the checkpoint: they come again."""
+        log = self.folder / "log.jsonl"
+        lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.is_file() else []
+        log.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.step), encoding="utf-8")

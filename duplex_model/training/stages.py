@@ -16,8 +16,8 @@ class LmStage:
     name, unit = "lm", "tokens"
     module_terms = MultipathLM.terms
 
-    def __init__(self, lm, anchor, settings):
-        self.module = MultipathLM(lm, anchor)
+    def __init__(self, lm, settings):
+        self.module = MultipathLM(lm)
         self.weights = (1.0, settings.source_weight)
 
     @staticmethod
