@@ -1,12 +1,13 @@
 PYTHON ?= python3
+JOBS ?= 2
 DATA ?= $(or $(DUPLEX_DATA_DIR),data)
 BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: demo test lint train sweep clean
 
-demo: $(READY)  ## five lam, five k and both whole-sentence systems on the packaged sentences; LIMIT=n for the first n, FRESH=1 to run again
-	$(BIN)/python -m evaluation eval_configs/demo.yaml $(if $(LIMIT),--limit $(LIMIT) --output runs/demo-$(LIMIT)) $(if $(FRESH),--fresh)
+demo: $(READY)  ## five lam, five k and both whole-sentence systems on the packaged sentences; LIMIT=n for the first n, FRESH=1 to run again, JOBS=n points at once
+	$(BIN)/python -m evaluation eval_configs/demo.yaml --jobs $(JOBS) $(if $(LIMIT),--limit $(LIMIT) --output runs/demo-$(LIMIT)) $(if $(FRESH),--fresh)
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -18,7 +19,7 @@ train: $(READY)  ## CONFIG=duplex_model/recipes/NAME.yaml DATA=folder
 	$(BIN)/python -m duplex_model.train $(CONFIG) --data-dir $(DATA)
 
 sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder
-	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA) $(if $(FRESH),--fresh)
+	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA) --jobs $(JOBS) $(if $(FRESH),--fresh)
 
 # torch first and exactly: an open range would take the largest build there is.
 $(READY): setup.cfg pyproject.toml

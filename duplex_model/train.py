@@ -2,10 +2,12 @@
 
 Stage `lm` trains a causal LM with multi-path prefix masks (baseline and initialisation), stage `duplex` the grid with
 L_LM + L_emit. Both resume from their last checkpoint, to the step. Runs under `accelerate launch` as well. Writes
-OUTPUT/lm and OUTPUT/duplex (model folders for the agents) and a `log.jsonl` beside each stage's checkpoints.
+OUTPUT/lm and OUTPUT/duplex (model folders for the agents), a `log.jsonl` beside each stage's checkpoints, and
+`average.json` (dev scores of stage 2's averages with its initial weights).
 """
 
 import argparse
+import json
 import os
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from duplex_model.data import collate, load_examples, make_batches, read_lines, 
 from duplex_model.model import DuplexModel
 from duplex_model.settings import check_keys, load_settings
 from duplex_model.tokenizer import Tokenizer, train_tokenizer
+from duplex_model.training.average import average_with_initial, trunk_of
 from duplex_model.training.loop import BatchStream, Run
 from duplex_model.training.settings import TrainSettings
 from duplex_model.training.stages import DuplexStage, LmStage
@@ -90,13 +93,13 @@ def initial_grid(settings, config, lm_folder):
 
 
 def run_stage(accelerator, stage, settings, folder, seed, examples, dev_examples):
-    """Train one stage and return the module with its best weights."""
+    """Train one stage; its module is left with its best weights. Returns the finished Run and its dev batches."""
     run = Run(accelerator, stage, settings, folder, seed)
     stream = BatchStream(examples, settings.budget, stage.cost, seed)
     batches = make_batches(dev_examples, settings.budget, stage.cost, np.random.default_rng(0))
     dev = [collate([dev_examples[i] for i in indices]).to(accelerator.device) for indices in batches]
     run.train(stream, dev)
-    return run.raw_module
+    return run, dev
 
 
 def main(arguments=None):
@@ -127,8 +130,13 @@ def main(arguments=None):
     if args.stage != "lm":
         torch.manual_seed(settings.seed)  # the same EMIT head whether stage 1 ran just now or before
         model = initial_grid(settings, config, folder / "lm")
-        stage = DuplexStage(model, settings.duplex)
-        run_stage(accelerator, stage, settings.duplex, folder / "stage-duplex", settings.seed, examples, dev_examples)
+        stage, initial = DuplexStage(model, settings.duplex), trunk_of(model)
+        run, dev = run_stage(
+            accelerator, stage, settings.duplex, folder / "stage-duplex", settings.seed, examples, dev_examples
+        )
+        scores = average_with_initial(model, initial, settings.duplex.average, lambda: run.validate(dev)["score"])
+        if accelerator.is_main_process:
+            (folder / "stage-duplex" / "average.json").write_text(json.dumps({"dev_score_by_share": scores}) + "\n")
         save(accelerator, model, tokenizer, folder / "duplex")
 
 

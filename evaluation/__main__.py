@@ -6,9 +6,11 @@ results.json, results.csv and frontier.png. Finished sentences are kept, so a ki
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,10 +40,13 @@ def parse_arguments(arguments=None):
         help="folder of the test sets (default: $DUPLEX_DATA_DIR or data)",
     )
     parser.add_argument("--limit", type=int, help="only the first LIMIT sentences")
+    parser.add_argument("--jobs", type=int, default=1, help="points that run at once, each in a process of its own")
     parser.add_argument("--fresh", action="store_true", help="throw away the logs of an earlier run")
     args = parser.parse_args(arguments)
     if args.limit is not None and args.limit < 1:
         parser.error(f"--limit {args.limit}: use at least one sentence")
+    if args.jobs < 1:
+        parser.error(f"--jobs {args.jobs}: use at least one")
     return args
 
 
@@ -56,12 +61,29 @@ def point_result(number, point, folder, settings, limit):
         "scores": {**scores, **score_timing(timing)},
         "point": json.loads((folder / IDENTITY).read_text(encoding="utf-8")),
         "versions": {name: version(name) for name in PACKAGES},
-        "device": f"cpu, {settings.threads} thread(s), {platform.machine()}",
+        "device": f"cpu, {settings.threads} thread(s) a point, {platform.machine()}",
     }
 
 
 def write_json(value, path):
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def run_points(points, folders, source, reference, settings, limit, jobs):
+    """Run all points, `jobs` of them at a time."""
+    tasks = [
+        (point, source, reference, folder, settings.latency_unit, limit)
+        for point, folder in zip(points, folders, strict=True)
+    ]
+    if jobs == 1:
+        torch.set_num_threads(settings.threads)
+        for task in tasks:
+            run_point(*task)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (settings.threads,)) as pool:
+        for future in [pool.submit(run_point, *task) for task in tasks]:
+            future.result()
 
 
 def check_points(settings, points, source, reference, output):
@@ -112,12 +134,11 @@ def main(arguments=None):
     check_points(settings, points, source, reference, output)
     if args.fresh:
         shutil.rmtree(output / "logs", ignore_errors=True)
-    torch.set_num_threads(settings.threads)
     shutil.rmtree(output / "points", ignore_errors=True)
     (output / "points").mkdir(parents=True)
-    for number, point in enumerate(points):
-        folder = output / "logs" / point.folder_name
-        run_point(point, source, reference, folder, settings.latency_unit, args.limit)
+    folders = [output / "logs" / point.folder_name for point in points]
+    run_points(points, folders, source, reference, settings, args.limit, args.jobs)
+    for number, (point, folder) in enumerate(zip(points, folders, strict=True)):
         result = point_result(number, point, folder, settings, args.limit)
         write_json(result, output / "points" / f"{point.folder_name}.json")
     results = load_points(output)

@@ -159,6 +159,13 @@ def test_a_killed_run_resumes(tmp_path, checkpoint):
     assert without_clock(killed) == without_clock(whole)
 
 
+def test_two_jobs_equal_one(tmp_path, checkpoint):
+    config = write_config(tmp_path, checkpoint)
+    for jobs in ("1", "2"):
+        main([str(config), "--output", str(tmp_path / jobs), "--jobs", jobs])
+    assert without_clock(tmp_path / "1") == without_clock(tmp_path / "2")
+
+
 def test_a_folder_of_another_run_is_refused(tmp_path, checkpoint):
     config = write_config(tmp_path, checkpoint, sentences=2)
     out = ["--output", str(tmp_path / "out")]

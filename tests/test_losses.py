@@ -6,6 +6,7 @@ from duplex_model.data import collate, make_example
 from duplex_model.lm import MultipathLM, prefix_mask
 from duplex_model.losses import DuplexLoss
 from duplex_model.path import optimal_path
+from duplex_model.training.average import average_with_initial, trunk_of
 
 LAM = torch.tensor([0.01, 0.2], dtype=torch.float64)
 
@@ -62,6 +63,21 @@ def test_padding_gets_no_gradient(tokenizer):
     torch.testing.assert_close(sums, alone[0], rtol=1e-5, atol=1e-4)
     assert torch.equal(counts, alone[1])
     torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-4)
+
+
+def test_averaging_keeps_the_best_share():
+    model, other = tiny_grid(0), tiny_grid(1)
+    trained, initial = trunk_of(model), trunk_of(other)
+    head = {name: tensor.clone() for name, tensor in model.emit_head.state_dict().items()}
+    wanted = {name: 0.7 * trained[name] + 0.3 * initial[name] for name in trained}
+
+    def distance():
+        return sum((model.state_dict()[name] - wanted[name]).abs().sum() for name in wanted).item()
+
+    scores = average_with_initial(model, initial, (0.0, 0.3, 1.0), distance)
+    assert list(scores) == [0.0, 0.3, 1.0] and scores[0.3] < 1e-9 < min(scores[0.0], scores[1.0])
+    assert distance() < 1e-9
+    assert all(torch.equal(model.emit_head.state_dict()[name], tensor) for name, tensor in head.items())
 
 
 def test_lm_targets_see_no_source_beyond_k(tokenizer):

@@ -12,7 +12,14 @@ from tqdm import tqdm
 
 from duplex_model.data import collate, make_batches
 
-MAY_CHANGE = ("steps", "decay", "validate_every", "log_every", "checkpoint_minutes")  # when a run is taken up again
+MAY_CHANGE = (
+    "steps",
+    "decay",
+    "validate_every",
+    "log_every",
+    "checkpoint_minutes",
+    "average",
+)  # when a run is taken up again
 
 
 def learning_rate(step, settings):
@@ -111,10 +118,14 @@ class Run:
         self.cells += int(self.stage.work(batch)) * accelerator.num_processes
         return means, counts
 
-    def _validate(self, dev_batches):
+    def validate(self, dev_batches):
+        """The stage's dev scores of the module as it is."""
         self.module.eval()
         with torch.no_grad(), self.accelerator.autocast():
-            scores = self.stage.validate(dev_batches)
+            return self.stage.validate(dev_batches)
+
+    def _validate(self, dev_batches):
+        scores = self.validate(dev_batches)
         self._log({f"dev_{name}": value for name, value in scores.items()})
         if scores["score"] < self.best:
             self.best = scores["score"]

@@ -43,8 +43,11 @@ class DuplexSettings(StageSettings):
     lam_lm: float = 0.02  # lam of the path whose mask L_LM uses
     emit_weight: float = 1.0
     from_scratch: bool = False  # ignore the stage-1 weights
+    average: tuple[float, ...] = (0.0,)  # shares of the initial weights to average in; the best on dev is kept
 
     def __post_init__(self):
+        if not self.average or not all(0 <= share <= 1 for share in self.average):
+            raise ValueError(f"average = {list(self.average)}: give at least one share between 0 and 1")
         if not 0 < self.lam_min <= self.lam_max or not self.lam_lm > 0:
             raise ValueError(
                 f"lam_min = {self.lam_min}, lam_max = {self.lam_max}, lam_lm = {self.lam_lm}: prices of latency must "
