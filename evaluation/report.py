@@ -18,6 +18,7 @@ COLUMNS = (
     ("step_ms", "ms/step", "{:.2f}"),
 )
 STYLES = ("o-", "s--", "^:", "D-.", "v-")
+LEVELS = (":", (0, (6, 6)), "-.")  # gaps wide enough that one level shows through another
 
 
 def load_points(folder):
@@ -73,7 +74,8 @@ def draw_frontier(results, path, title):
                     value, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8, color=f"C{number}"
                 )
         else:
-            axes.axhline(points[0]["scores"]["BLEU"], linestyle=":", color=f"C{number}", label=name)
+            level, style = points[0]["scores"]["BLEU"], LEVELS[number % len(LEVELS)]
+            axes.axhline(level, linestyle=style, color=f"C{number}", label=name)
     axes.set(xlabel="Average Lagging (source words)", ylabel="BLEU", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
