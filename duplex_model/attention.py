@@ -53,12 +53,12 @@ def self_attention(q_Bnkgd, k_BNkd, v_BNkd):
     return stats.map(lambda t: t.view(B, k, g, n, *t.shape[3:]).movedim(3, 1))
 
 
-def stream_attention(own, other, past, continues, skip_first):
+def stream_attention(own, other, past, continues, cross_from):
     """Contexts of one stream over a block, and what it keeps.
 
     own, other: Projections with the stream's own lines on axis 1. past: StreamCache or None.
     continues: the block's positions follow those of the lines in `past` (else the lines are new and start at 0).
-    skip_first: the first position of a line takes no part in the cross attention (the seed column).
+    cross_from: the first position of a line that the cross attention sees: 0, 1 (all but the seed) or inf (none).
     Returns contexts [B, n, m, H, H_d] and the StreamCache after the block.
     """
     if continues:
@@ -70,9 +70,10 @@ def stream_attention(own, other, past, continues, skip_first):
         init = self_attention(own.q[:, :, 0], keys, values)
     d = own.q.shape[-1]
     scores = (own.q * other.k[..., None, :]).sum(-1, dtype=_statistics_dtype(own.q.dtype)) * d**-0.5
-    if skip_first and not continues:
-        scores = torch.cat([torch.full_like(scores[:, :, :1], -torch.inf), scores[:, :, 1:]], 2)
     B, n, m, k, g = scores.shape
+    skip = min(max(cross_from - continues, 0), m)
+    if skip:
+        scores = torch.cat([torch.full_like(scores[:, :, :skip], -torch.inf), scores[:, :, skip:]], 2)
     prefix = prefix_scan if m == 1 or (m >= SCAN_FROM and n <= SCAN_LINES) else prefix_matmul
     stats = prefix(scores.permute(0, 1, 3, 4, 2), other.v.transpose(2, 3).expand(B, n, k, m, d), init)
     contexts = stats.context().to(own.q.dtype).permute(0, 1, 4, 2, 3, 5).reshape(B, n, m, k * g, d)

@@ -7,7 +7,7 @@ product's form for one layer, for X = Y = 1, and in input column 0 at any depth.
 import torch
 
 
-def exact_stream(own, other, skip_first):
+def exact_stream(own, other, cross_from):
     """Contexts [B, n, m, H, H_d] of one stream, lines on axis 1 (Projections as in `stream_attention`)."""
     q, k, v = own
     n, m = max(q.shape[1], other.k.shape[1]), max(q.shape[2], other.k.shape[2])
@@ -17,7 +17,7 @@ def exact_stream(own, other, skip_first):
     cross_scores = torch.einsum("bnmkgd,bnpkd->bnmkgp", q, other_k) * scale
     lines, positions = torch.arange(n, device=q.device), torch.arange(m, device=q.device)
     own_scores = own_scores.masked_fill((lines > lines[:, None])[:, None, None, None], -torch.inf)
-    hidden = (positions > positions[:, None]) | (positions == 0) & skip_first
+    hidden = (positions > positions[:, None]) | (positions < cross_from)
     cross_scores = cross_scores.masked_fill(hidden[:, None, None], -torch.inf)
     weights = torch.cat([own_scores, cross_scores], -1).softmax(-1)
     context = torch.einsum("bnmkgp,bpmkd->bnmkgd", weights[..., :n], v)
@@ -25,17 +25,16 @@ def exact_stream(own, other, skip_first):
     return context.flatten(3, 4)
 
 
-def exact_attend(own, other):
-    """Contexts of both streams over a whole grid: the drop-in for the product's attention."""
-    contexts_out = exact_stream(other.transpose(), own.transpose(), skip_first=False)
-    return exact_stream(own, other, skip_first=True), contexts_out.transpose(1, 2)
-
-
 def exact_forward(model, source_ids, target_ids, anchor=None):
     """Last-layer states of both streams, [B, X, Y, D] each, of DuplexModel `model` with exact attention."""
     rotary = model.rotary(source_ids, target_ids, anchor=anchor)
     inputs = model.model.embed_tokens(source_ids)[:, :, None]
     outputs = model.model.embed_tokens(target_ids)[:, None]
+
+    def attend(own, other):
+        contexts_out = exact_stream(other.transpose(), own.transpose(), 0)
+        return exact_stream(own, other, model.config.input_cross_from), contexts_out.transpose(1, 2)
+
     for layer in model.model.layers:
-        inputs, outputs = layer(inputs, outputs, rotary, exact_attend)
+        inputs, outputs = layer(inputs, outputs, rotary, attend)
     return inputs, outputs

@@ -30,9 +30,9 @@ class MultipathLM(nn.Module):
 
     terms = ("target", "source")
 
-    def __init__(self, lm):
+    def __init__(self, lm, label_smoothing=0.0):
         super().__init__()
-        self.lm = lm
+        self.lm, self.label_smoothing = lm, label_smoothing
 
     def forward(self, batch, words_ahead):
         """Sums of next-token losses (nats) and their counts, each [2]: target tokens, source tokens."""
@@ -55,4 +55,5 @@ class MultipathLM(nn.Module):
 
     def _loss(self, hidden, labels, real):
         logits = self.lm.lm_head(hidden[real])
-        return F.cross_entropy(logits.float(), labels[real], reduction="sum")
+        smoothing = self.label_smoothing if self.training else 0.0
+        return F.cross_entropy(logits.float(), labels[real], reduction="sum", label_smoothing=smoothing)

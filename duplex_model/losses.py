@@ -31,9 +31,12 @@ class DuplexLoss(nn.Module):
 
     terms = ("lm", "emit", "last_row", "area")
 
-    def __init__(self, model, lam_lm):
+    def __init__(self, model, lam_lm, label_smoothing=0.0, distill=0.0):
+        """lam_lm: nats a cell. label_smoothing, distill: shares of the uniform and of the last row's distribution in
+        the labels of L_LM, in training only."""
         super().__init__()
         self.model, self.lam_lm = model, lam_lm
+        self.label_smoothing, self.distill = label_smoothing, distill
 
     def forward(self, batch, lam):
         """Sums and counts, [4] each, for the terms: L_LM (nats), L_emit (nats), loss in the last row (nats), share of
@@ -44,8 +47,12 @@ class DuplexLoss(nn.Module):
         masks = self.paths(heatmap, batch, torch.cat([lam.new_tensor([self.lam_lm]), lam]))
         lm_mask, emit_masks = masks[0] & real, masks[1:]
         # Only the cells below the path need a gradient: their logits are computed again, the others' never kept.
-        logits = self.model.lm_logits(block.outputs[lm_mask])
-        lm = F.cross_entropy(logits.float(), labels_of(batch, real)[lm_mask], reduction="sum")
+        logits = self.model.lm_logits(block.outputs[lm_mask]).float()
+        labels = labels_of(batch, real)[lm_mask]
+        if self.training and self.distill:
+            labels = self.soft_labels(block, labels, lm_mask, batch.row_count - 1)
+        smoothing = self.label_smoothing if self.training else 0.0
+        lm = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
         emit = F.binary_cross_entropy_with_logits(emit_logits, emit_masks.to(emit_logits), reduction="none")
         last_row = heatmap[last[:, :, None] & real]
         sums = [lm, emit[:, decided].sum(), last_row.sum(), emit_masks[:, real].sum()]
@@ -65,6 +72,16 @@ class DuplexLoss(nn.Module):
                 ]
             )
             return block, losses.new_zeros(real.shape).masked_scatter(real, losses)
+
+    def soft_labels(self, block, labels, mask, last):
+        """Label distributions [n, V] of the n cells in `mask`: above the last row a share `distill` of what the model
+        predicts there, with the whole source read."""
+        sentence, row, column = mask.nonzero(as_tuple=True)
+        with torch.no_grad():
+            final = block.outputs[torch.arange(len(last), device=last.device), last]
+            teacher = self.model.lm_logits(final).float().softmax(-1)
+        share = self.distill * (row < last[sentence])[:, None]
+        return (share * teacher[sentence, column]).scatter_add(1, labels[:, None], 1 - share)
 
     @staticmethod
     def paths(heatmap, batch, prices):

@@ -40,7 +40,9 @@ class EmitHead(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.log_range = math.log(config.lam_min), math.log(config.lam_max)
-        self.state_proj = nn.Linear(2 * config.hidden_size, config.emit_hidden_size)
+        self.reads_input = config.emit_reads_input
+        width = config.hidden_size * (2 if self.reads_input else 1)
+        self.state_proj = nn.Linear(width, config.emit_hidden_size)
         self.lam_proj = nn.Linear(2, config.emit_hidden_size, bias=False)
         self.out_proj = nn.Linear(config.emit_hidden_size, 1)
 
@@ -49,7 +51,7 @@ class EmitHead(nn.Module):
         low, high = self.log_range
         position = (lam.log() - (low + high) / 2) / ((high - low) / 2 or 1.0)  # -1..1 over the trained range
         price = self.lam_proj(torch.stack([position, position**2], -1).to(outputs.dtype))
-        states = self.state_proj(torch.cat([outputs, inputs], -1))
+        states = self.state_proj(torch.cat([outputs, inputs], -1) if self.reads_input else outputs)
         price = price.view(len(lam), *(1,) * (states.dim() - 1), -1)
         return self.out_proj(F.silu(states + price)).squeeze(-1)
 
@@ -121,7 +123,7 @@ class DuplexModel(DuplexPreTrainedModel):
             past = cache[index] if cache is not None else LayerCache(None, None)
 
             def attend(own, other, past=past):
-                contexts, kept = attend_both(own, other, past, first_row, first_col)
+                contexts, kept = self._attend(own, other, past, first_row, first_col)
                 caches.append(kept)
                 return contexts
 
@@ -141,6 +143,13 @@ class DuplexModel(DuplexPreTrainedModel):
         rows, columns = (self.model.rotary_emb(dtype_like, positions) for positions in (rows, columns))
         return Rotary(tuple(part[:, :, None] for part in rows), tuple(part[:, None] for part in columns))
 
+    def _attend(self, own, other, past, first_row, first_col):
+        """Contexts of the input and the output stream over a block, and the layer's cache after it."""
+        rows, columns = first_row > 0, first_col > 0
+        contexts_in, inputs = stream_attention(own, other, past.inputs, columns, self.config.input_cross_from)
+        contexts_out, outputs = stream_attention(other.transpose(), own.transpose(), past.outputs, rows, 0)
+        return (contexts_in, contexts_out.transpose(1, 2)), LayerCache(inputs, outputs)
+
     def lm_logits(self, states):
         """Next-token logits [..., V] of last-layer states [..., D] (either stream)."""
         return self.lm_head(self.model.norm(states))
@@ -148,12 +157,3 @@ class DuplexModel(DuplexPreTrainedModel):
     def emit_logits(self, block, lam):
         """EMIT logits [K, B, x, y] of a Block's cells for the prices `lam` [K]."""
         return self.emit_head(self.model.norm(block.outputs), self.model.norm(block.inputs), lam)
-
-
-def attend_both(own, other, past, first_row, first_col):
-    """Contexts of the input and the output stream over a block, and the layer's cache after it."""
-    contexts_in, inputs = stream_attention(own, other, past.inputs, continues=first_col > 0, skip_first=True)
-    contexts_out, outputs = stream_attention(
-        other.transpose(), own.transpose(), past.outputs, continues=first_row > 0, skip_first=False
-    )
-    return (contexts_in, contexts_out.transpose(1, 2)), LayerCache(inputs, outputs)

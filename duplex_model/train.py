@@ -54,7 +54,7 @@ def tokenizer_file(settings, data_dir, folder, may_train):
 def check_model(settings, where):
     """Raise ValueError for a key of `model` that is unknown or set elsewhere, or an anchor that does not fit."""
     elsewhere = {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", *DuplexConfig.STREAM_KEYS}
-    valid = set(DuplexConfig().to_dict()) - elsewhere | {"anchor", "emit_hidden_size"}
+    valid = set(DuplexConfig().to_dict()) - elsewhere | {"anchor", "emit_hidden_size", *DuplexConfig.ABLATIONS}
     check_keys(settings.model, sorted(valid), f"{where}: model")
     anchor = settings.model.get("anchor", DuplexConfig.anchor)
     if anchor != "oracle" and not (isinstance(anchor, int) and settings.data.max_tokens + 2 <= anchor):

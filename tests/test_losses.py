@@ -114,3 +114,25 @@ def test_lm_loss_counts_and_padding(tokenizer):
     together = loss(demo_batch(tokenizer), torch.tensor(words))
     for part in (0, 1):
         torch.testing.assert_close(together[part], sum(one[part] for one in alone), rtol=1e-5, atol=1e-4)
+
+
+def test_label_smoothing_and_distillation_change_the_training_loss_alone(tokenizer):
+    model, batch = tiny_grid(vocab_size=tokenizer.vocab_size), demo_batch(tokenizer)
+    plain, mixed = DuplexLoss(model, 0.05), DuplexLoss(model, 0.05, label_smoothing=0.2, distill=0.5)
+    assert torch.equal(plain.eval()(batch, LAM)[0], mixed.eval()(batch, LAM)[0])
+    assert (plain.train()(batch, LAM)[0][0] - mixed.train()(batch, LAM)[0][0]).abs() > 1
+
+
+def test_distilled_labels_follow_the_last_row(tokenizer):
+    model, batch = tiny_grid(vocab_size=tokenizer.vocab_size), demo_batch(tokenizer, 2)
+    loss = DuplexLoss(model, 0.05, distill=0.25)
+    block = model(batch.source_ids, batch.target_ids[:, :-1], keep=batch.decision_rows)
+    last = batch.row_count - 1
+    mask = torch.zeros(block.outputs.shape[:3], dtype=torch.bool)
+    mask[1, 2, 3] = mask[1, last[1], 3] = True
+    wanted = batch.target_ids[1, 4]
+    above, at_end = loss.soft_labels(block, wanted.repeat(2), mask, last)
+    final = model.lm_logits(block.outputs[1, last[1], 3]).float().softmax(-1)
+    one_hot = F.one_hot(wanted, len(final))
+    torch.testing.assert_close(at_end, one_hot.float())
+    torch.testing.assert_close(above, 0.25 * final + 0.75 * one_hot)

@@ -50,6 +50,24 @@ def test_equals_the_exact_form(layers, X, Y):
     torch.testing.assert_close(block.outputs, exact[1], rtol=0, atol=1e-10)
 
 
+def test_without_input_cross_attention_the_input_stream_is_the_causal_lm_in_every_column():
+    grid = tiny_grid(input_cross_attention=False)
+    source, target = tokens(6, 5)
+    with torch.no_grad():
+        block, alone, exact = grid(source, target), grid(source, target[:, :1]), exact_forward(grid, source, target)
+    torch.testing.assert_close(block.inputs, alone.inputs.expand_as(block.inputs), rtol=0, atol=1e-10)
+    torch.testing.assert_close(exact[0], block.inputs, rtol=0, atol=1e-10)
+    assert (tiny_grid()(source, target).inputs - block.inputs)[:, :, 1:].abs().max() > 1e-3
+
+
+def test_the_emit_head_may_read_the_output_stream_alone():
+    grid = tiny_grid(emit_reads_input=False)
+    with torch.no_grad():
+        block, lam = grid(*tokens(4, 3)), torch.tensor([0.05], dtype=torch.float64)
+        logits = grid.emit_logits(block, lam)
+        assert torch.equal(grid.emit_logits(block._replace(inputs=block.inputs + 1), lam), logits)
+
+
 def test_two_layers_differ_from_the_exact_form_but_not_in_input_column_0():
     grid = tiny_grid(num_hidden_layers=2)
     with torch.no_grad():

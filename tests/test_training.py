@@ -16,12 +16,13 @@ from duplex_model import train
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.data import collate, make_example
 from duplex_model.tokenizer import Tokenizer
-from duplex_model.training.loop import BatchStream, Run, backward, learning_rate
+from duplex_model.training.loop import BatchStream, Run, add_dropout, backward, learning_rate
 from duplex_model.training.settings import DuplexSettings, LmSettings, StageSettings
 from duplex_model.training.stages import DuplexStage, LmStage
 
 STAGES = ("lm", "duplex")
 STEPS = {"steps": 6, "lr": 1e-2, "warmup": 2, "validate_every": 2, "log_every": 1, "checkpoint_minutes": 0.0}
+STEPS |= {"dropout": 0.1, "ema": 0.5, "label_smoothing": 0.1}
 SETTINGS = {"lm": LmSettings(budget=160, **STEPS), "duplex": DuplexSettings(budget=2000, **STEPS)}
 # Five sentences on two processes: unequal batches, so unequal counts of tokens and cells.
 SHARES = (slice(0, 2), slice(2, 5))
@@ -62,6 +63,42 @@ def test_learning_rate_ends_at_two_percent():
     assert learning_rate(750, settings) == pytest.approx(0.5)
     assert learning_rate(999, settings) == pytest.approx(0.02)
     assert learning_rate(999, StageSettings(steps=1000, budget=1, lr=1.0, warmup=0, decay=0.0)) == 1.0
+
+
+# What is trained and what is kept
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_dropout_acts_in_training_alone(name, tokenizer):
+    stage = make_stage(name, tokenizer.vocab_size)
+    batch = collate([make_example(tokenizer, *pair) for pair in SHORTEST[:2]])
+
+    def losses(training):
+        stage.module.train(training)
+        torch.manual_seed(3)
+        return stage.module(batch, *stage.draw(batch))[0]
+
+    before = losses(False)
+    add_dropout(stage.module, 0.5)
+    assert torch.equal(losses(False), before)
+    assert not torch.allclose(losses(True), before, rtol=1e-2)
+
+
+def test_the_averaged_weights_are_the_ones_kept(tokenizer, tmp_path):
+    """After one step and one more, ema 0.5 keeps the mean of the weights after each."""
+    run, stream, dev = start("lm", tokenizer, tmp_path)
+    run.settings = replace(run.settings, steps=2, validate_every=2)
+    seen = []
+    run.module.register_forward_pre_hook(lambda *_: seen.append(run.raw_module.lm.lm_head.weight.detach().clone()))
+    weights = torch.ones(2)
+    run._advance(stream, weights)
+    run._advance(stream, weights)
+    last = run.raw_module.lm.lm_head.weight.detach()
+    assert len(seen) == 2 and not torch.equal(seen[1], last)
+    torch.testing.assert_close(run.averaged.module.lm.lm_head.weight, (seen[1] + last) / 2)
+    run._validate(dev)
+    kept = torch.load(tmp_path / "best.pt")["lm.lm_head.weight"]
+    torch.testing.assert_close(kept, (seen[1] + last) / 2)
 
 
 # Resuming
@@ -121,8 +158,7 @@ def test_training_learns_and_keeps_the_best(tokenizer, tmp_path):
     scores = [record["dev_score"] for record in read_log(tmp_path) if "dev_score" in record]
     assert len(scores) == 3
     assert best == pytest.approx(min(scores), abs=1e-4)
-    with torch.no_grad():
-        assert run.stage.validate(dev)["score"] == best
+    assert run.validate(dev)["score"] == best
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from duplex_model.data import collate, make_batches
@@ -27,6 +29,17 @@ def learning_rate(step, settings):
     rise = min(1.0, (step + 1) / max(settings.warmup, 1))
     fall = (settings.steps - step) / max(settings.decay * settings.steps, 1)
     return settings.lr * min(rise, max(fall, 0.02), 1.0)
+
+
+def add_dropout(module, share):
+    """Drop this share of the embeddings and of what each attention and MLP adds to the residual stream, in training."""
+
+    def drop(part, args, output):
+        return F.dropout(output, share, part.training)
+
+    for name, part in module.named_modules():
+        if name.endswith(("embed_tokens", "o_proj", "down_proj")):
+            part.register_forward_hook(drop)
 
 
 class BatchStream:
@@ -69,6 +82,11 @@ class Run:
         optimizer = torch.optim.AdamW(
             stage.module.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
         )
+        if settings.dropout:
+            add_dropout(stage.module, settings.dropout)
+        self.averaged = None
+        if settings.ema:
+            self.averaged = AveragedModel(stage.module, multi_avg_fn=get_ema_multi_avg_fn(settings.ema))
         self.module, self.optimizer = accelerator.prepare(stage.module, optimizer)
         self.step, self.best, self.cells, self.seconds = 0, float("inf"), 0, 0.0
         self._load()
@@ -114,22 +132,28 @@ class Run:
         accelerator.clip_grad_norm_(self.module.parameters(), settings.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.raw_module)
         self.step += 1
         self.cells += int(self.stage.work(batch)) * accelerator.num_processes
         return means, counts
 
     def validate(self, dev_batches):
         """The stage's dev scores of the module as it is."""
-        self.module.eval()
+        return self._scores(self.raw_module, dev_batches)
+
+    def _scores(self, module, dev_batches):
+        module.eval()
         with torch.no_grad(), self.accelerator.autocast():
-            return self.stage.validate(dev_batches)
+            return self.stage.validate(module, dev_batches)
 
     def _validate(self, dev_batches):
-        scores = self.validate(dev_batches)
+        kept = self.raw_module if self.averaged is None else self.averaged.module
+        scores = self._scores(kept, dev_batches)
         self._log({f"dev_{name}": value for name, value in scores.items()})
         if scores["score"] < self.best:
             self.best = scores["score"]
-            self._write(self.raw_module.state_dict(), "best.pt")
+            self._write(kept.state_dict(), "best.pt")
 
     def _log(self, values, bar=None):
         if not self.accelerator.is_main_process:
@@ -150,6 +174,7 @@ class Run:
     def _save(self):
         state = {
             "module": self.raw_module.state_dict(),
+            "averaged": None if self.averaged is None else self.averaged.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "settings": asdict(self.settings),
             **{name: getattr(self, name) for name in ("step", "best", "cells", "seconds", "seed")},
@@ -167,6 +192,8 @@ class Run:
         if changed:
             raise ValueError(f"{path} was made with another {', '.join(changed)}; use another output folder")
         self.raw_module.load_state_dict(state["module"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state["averaged"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.best, self.cells, self.seconds = (state[k] for k in ("step", "best", "cells", "seconds"))
         if self.accelerator.is_main_process:

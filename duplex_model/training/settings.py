@@ -25,6 +25,9 @@ class StageSettings:
     decay: float = 0.4  # last part of the steps in which lr falls linearly to 2% of its peak
     weight_decay: float = 0.01
     clip: float = 1.0  # gradient norm
+    dropout: float = 0.0  # of the embeddings and of what each attention and MLP adds
+    label_smoothing: float = 0.0  # of the next-token losses
+    ema: float = 0.0  # decay a step of the averaged weights that are validated and kept; 0: the weights themselves
     validate_every: int = 500  # steps
     log_every: int = 20  # steps
     checkpoint_minutes: float = 5.0
@@ -42,6 +45,7 @@ class DuplexSettings(StageSettings):
     lam_draws: int = 2  # values of lam a batch
     lam_lm: float = 0.02  # lam of the path whose mask L_LM uses
     emit_weight: float = 1.0
+    distill: float = 0.0  # share of the last row's distribution in the labels of the rows above
     from_scratch: bool = False  # ignore the stage-1 weights
     average: tuple[float, ...] = (0.0,)  # shares of the initial weights to average in; the best on dev is kept
 

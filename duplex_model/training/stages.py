@@ -17,7 +17,7 @@ class LmStage:
     module_terms = MultipathLM.terms
 
     def __init__(self, lm, settings):
-        self.module = MultipathLM(lm)
+        self.module = MultipathLM(lm, settings.label_smoothing)
         self.weights = (1.0, settings.source_weight)
 
     @staticmethod
@@ -35,13 +35,13 @@ class LmStage:
         k = 1 + (torch.rand(len(words), device=words.device) * words).long()
         return (torch.minimum(k, words),)
 
-    def validate(self, batches):
+    def validate(self, module, batches):
         """Target nats a token at k = 1, 3 and with the whole source; the score is their mean."""
         scores = {}
         for name, k in (("k1", 1), ("k3", 3), ("full", EVERYTHING)):
             totals = torch.zeros(2, dtype=torch.float64)
             for batch in batches:
-                sums, counts = self.module(batch, torch.full_like(batch.source_len, k))
+                sums, counts = module(batch, torch.full_like(batch.source_len, k))
                 totals += torch.stack([sums[0], counts[0]]).double().cpu()
             scores[name] = (totals[0] / totals[1]).item()
         return {**scores, "score": sum(scores.values()) / len(scores)}
@@ -54,7 +54,7 @@ class DuplexStage:
     module_terms = DuplexLoss.terms
 
     def __init__(self, model, settings):
-        self.module = DuplexLoss(model, settings.lam_lm)
+        self.module = DuplexLoss(model, settings.lam_lm, settings.label_smoothing, settings.distill)
         self.weights = (1.0, settings.emit_weight, 0.0, 0.0)
         self.settings = settings
 
@@ -72,13 +72,13 @@ class DuplexStage:
         uniform = torch.rand(self.settings.lam_draws, device=batch.source_len.device)
         return ((low + (high - low) * uniform).exp(),)
 
-    def validate(self, batches):
+    def validate(self, module, batches):
         """The losses over the dev batches at the ends and the middle of the lam range; the score is L_LM + L_emit."""
         low, high = self.settings.lam_min, self.settings.lam_max
         totals = 0
         for batch in batches:
             lam = torch.tensor([low, math.sqrt(low * high), high], device=batch.source_len.device)
-            sums, counts = self.module(batch, lam)
+            sums, counts = module(batch, lam)
             totals = totals + torch.stack([sums, counts]).double()
         scores = dict(zip(self.module_terms, (totals[0] / totals[1]).tolist(), strict=True))
         return {**scores, "score": scores["lm"] + self.settings.emit_weight * scores["emit"]}
