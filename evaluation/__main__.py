@@ -1,7 +1,7 @@
 """`python -m evaluation CONFIG.yaml`: run every point of a test configuration, then print the table.
 
 Writes below OUTPUT: logs/POINT (SimulEval's log, the agent's timing), points/POINT.json (scores, settings, versions),
-results.json, results.csv and frontier.png. Finished sentences are kept, so a killed run goes on where it was.
+results.json, results.csv, comparisons.json and frontier.png. Finished sentences are kept, so a killed run goes on where it was.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,9 +23,10 @@ from duplex_model.data import check_aligned, read_lines
 from duplex_model.engine import Engine
 from duplex_model.settings import load_settings
 from evaluation.metrics import read_records, score_log, score_timing
-from evaluation.report import draw_frontier, load_points, table, write_csv
+from evaluation.report import comparison_text, draw_frontier, load_points, table, write_csv
 from evaluation.run import IDENTITY, LOG, TIMING, run_point
 from evaluation.settings import TestSettings, find_file, points_of, simuleval_arguments
+from evaluation.statistics import compare, points_of_logs
 from evaluation.unfold import unfold
 
 PACKAGES = ("torch", "transformers", "simuleval", "sacrebleu", "sentencepiece", "numpy")
@@ -63,6 +65,22 @@ def point_result(number, point, folder, settings, limit):
         "versions": {name: version(name) for name in PACKAGES},
         "device": f"cpu, {settings.threads} thread(s) a point, {platform.machine()}",
     }
+
+
+def compare_systems(settings, points, folders, limit):
+    """The comparisons that the configuration asks for, ready for JSON."""
+    comparisons = []
+    for pair in settings.compare:
+        sides = []
+        for name in (pair.system, pair.baseline):
+            logs = [
+                read_records(folder / LOG)[:limit]
+                for point, folder in zip(points, folders, strict=True)
+                if point.system.name == name
+            ]
+            sides.append(points_of_logs(logs, pair.metric, settings.latency_unit, settings.tokenize))
+        comparisons.append({**asdict(pair), **compare(*sides, pair.at)})
+    return comparisons
 
 
 def write_json(value, path):
@@ -144,10 +162,12 @@ def main(arguments=None):
     results = load_points(output)
     write_json(results, output / "results.json")
     write_csv(results, output / "results.csv")
+    comparisons = compare_systems(settings, points, folders, args.limit)
+    write_json(comparisons, output / "comparisons.json")
     draw_frontier(results, output / "frontier.png", f"{settings.name}: {results[0]['scores']['sentences']} sentences")
-    print(table(results))
+    print("\n".join([table(results), *map(comparison_text, comparisons)]))
     print("\n".join(show_examples(settings, points, source, reference, output)))
-    print(f"\nwritten: {output}/results.json, results.csv, frontier.png")
+    print(f"\nwritten: {output}/results.json, results.csv, comparisons.json, frontier.png")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,12 @@ import json
 from pathlib import Path
 from statistics import mean, median
 
+import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import estimate_ci
+
+LATENCIES = ("AL", "LAAL", "DAL", "AP", "first_token_words")
+SAMPLES, SEED = 1000, 12345  # of the bootstrap; the seed is sacreBLEU's default
 
 
 def average_lagging(delays, source_length, target_length):
@@ -46,6 +51,12 @@ def reference_length(reference, latency_unit):
     return len(reference.strip()) if latency_unit == "char" else len(reference.split(" "))
 
 
+def record_latency(record, latency_unit):
+    """`sentence_latency` of one record with output of a SimulEval log."""
+    length = reference_length(record["reference"], latency_unit)
+    return sentence_latency(record["delays"], record["source_length"], length)
+
+
 def read_records(path):
     """The JSON lines of a log."""
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
@@ -54,25 +65,30 @@ def read_records(path):
 def score_log(records, latency_unit, tokenize):
     """Quality and mean latency of SimulEval log records, with sacreBLEU's signatures.
 
-    Raises ValueError if no line has any output, for then there is no latency to report.
+    `NAME_half_width`: half of the 95% bootstrap interval of the score NAME over sentences. Raises ValueError if no line
+    has any output, for then there is no latency to report.
     """
     written = [r for r in records if r["delays"]]
     if not written:
         raise ValueError("no line of the log has any output; there is no latency to report")
-    latencies = [
-        sentence_latency(r["delays"], r["source_length"], reference_length(r["reference"], latency_unit))
-        for r in written
-    ]
     hypotheses, references = [r["prediction"] for r in records], [[r["reference"] for r in records]]
-    bleu, chrf = BLEU(tokenize=tokenize), CHRF()
+    scores, half_widths, signatures = {}, {}, {}
+    for name, metric in (("BLEU", BLEU(tokenize=tokenize)), ("chrF", CHRF())):
+        score = metric.corpus_score(hypotheses, references, n_bootstrap=SAMPLES)
+        scores[name], half_widths[name] = score.score, float(score._ci)
+        signatures[f"{name}_signature"] = str(metric.get_signature())
+    latencies = [record_latency(record, latency_unit) for record in written]
+    resampled = np.random.default_rng(SEED).integers(len(latencies), size=(SAMPLES, len(latencies)))
+    for name in latencies[0]:
+        values = np.array([latency[name] for latency in latencies])
+        scores[name] = mean(values.tolist())
+        half_widths[name] = float(estimate_ci(values[resampled].mean(1))[1])
     return {
-        "BLEU": bleu.corpus_score(hypotheses, references).score,
-        "chrF": chrf.corpus_score(hypotheses, references).score,
-        **{name: mean(latency[name] for latency in latencies) for name in latencies[0]},
+        **scores,
+        **{f"{name}_half_width": width for name, width in half_widths.items()},
         "sentences": len(records),
         "empty": len(records) - len(written),
-        "BLEU_signature": str(bleu.get_signature()),
-        "chrF_signature": str(chrf.get_signature()),
+        **signatures,
     }
 
 

@@ -47,6 +47,31 @@ def table(results):
     )
 
 
+def comparison_text(comparison):
+    """One comparison of `evaluation.statistics.compare` as lines of text."""
+
+    def gain(tested):
+        low, high = tested["interval"]
+        return f"{tested['BLEU']:+.2f} BLEU [{low:+.2f}, {high:+.2f}], p = {tested['p']:.4f}"
+
+    metric = comparison["metric"]
+    lines = ["", f"{comparison['system']} against {comparison['baseline']}, {comparison['samples']} bootstrap samples:"]
+    if comparison["range"] is None:
+        return "\n".join([*lines, f"  no {metric} that both reach"])
+    low, high = comparison["range"]
+    lines.append(f"  mean over {metric} {low:.2f} to {high:.2f}: {gain(comparison['mean_gain'])}")
+    for place in comparison["at"]:
+        result = gain(place["gain"]) if place["gain"] else "outside the range"
+        lines.append(f"  at {metric} {place['latency']:g}: {result}")
+    for place in comparison["equal_quality"]:
+        if place["system"] is None:
+            result = "never"
+        else:
+            result = f"at {metric} {place['system']:.2f} ({place['system'] / place['baseline']:.0%})"
+        lines.append(f"  BLEU {place['BLEU']:.2f}, the baseline's at {metric} {place['baseline']:.2f}: {result}")
+    return "\n".join(lines)
+
+
 def write_csv(results, path):
     """All scores of all points, one line each."""
     rows = [row(result) for result in results]

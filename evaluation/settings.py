@@ -10,6 +10,8 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 from simuleval import options as simuleval_options
 
+from evaluation.metrics import LATENCIES
+
 
 @dataclass(frozen=True)
 class SystemSettings:
@@ -19,6 +21,20 @@ class SystemSettings:
     agent: str  # module.Class of an agents.base.StreamAgent
     options: dict[str, Any] = field(default_factory=dict)  # agent options, with underscores
     sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # option -> its values; all combinations are run
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """Two systems compared at equal latency, along straight lines between their points."""
+
+    system: str
+    baseline: str
+    metric: str = "AL"  # of latency: AL, LAAL, DAL, AP or first_token_words
+    at: tuple[float, ...] = ()  # latencies (words) at which the gain is tested
+
+    def __post_init__(self):
+        if self.metric not in LATENCIES:
+            raise ValueError(f"metric {self.metric!r} is no latency; use one of {', '.join(LATENCIES)}")
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,7 @@ class TestSettings:
     tokenize: str = "13a"  # sacreBLEU tokenizer
     examples: tuple[int, ...] = ()  # lines (from 1) shown as they unfold
     example_system: str = "duplex"  # whose middle point shows them
+    compare: tuple[CompareSettings, ...] = ()
     threads: int = 1  # CPU threads; one is fastest for small models
 
     def __post_init__(self):
@@ -43,6 +60,10 @@ class TestSettings:
                 raise ValueError(f"{key} {getattr(self, key)!r} is not known; use one of {', '.join(valid)}")
         if self.threads < 1:
             raise ValueError(f"threads = {self.threads}: use at least one")
+        names = [system.name for system in self.systems]
+        for name in (name for pair in self.compare for name in (pair.system, pair.baseline)):
+            if name not in names:
+                raise ValueError(f"compare: {name!r} is no system; use one of {', '.join(names)}")
 
 
 @dataclass(frozen=True)

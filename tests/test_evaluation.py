@@ -23,7 +23,7 @@ from duplex_model.settings import load_settings
 from duplex_model.training.settings import TrainSettings
 from evaluation.__main__ import main
 from evaluation.metrics import read_records, reference_length, score_log, sentence_latency
-from evaluation.report import table
+from evaluation.report import comparison_text, table
 from evaluation.run import keep_whole_lines
 from evaluation.settings import TestSettings, points_of, simuleval_arguments
 from evaluation.unfold import unfold
@@ -32,11 +32,13 @@ from evaluation.unfold import unfold
 def write_config(folder, checkpoint, sentences=4, **changes):
     write_files(folder, *zip(*demo_pairs()[:sentences], strict=True))
     shared = {"checkpoint": str(checkpoint), "max_len_a": 0.3, "max_len_b": 3}  # random weights never write EOS
+    compare = [] if "systems" in changes else [{"system": "duplex", "baseline": "wait-k", "at": [2]}]
     config = {
         "name": "tiny",
         "source": "source.de",
         "reference": "reference.en",
         "examples": [2],
+        "compare": compare,
         "systems": [
             {
                 "name": "duplex",
@@ -62,6 +64,8 @@ def test_a_sweep_writes_table_picture_and_numbers(tmp_path, checkpoint, capsys):
     assert [(r["system"], r["values"]) for r in results] == [
         ("duplex", {"lam": 0.01}), ("duplex", {"lam": 0.1}), ("wait-k", {"k": 1}), ("wait-k", {"k": 3}), ("offline", {})
     ]  # fmt: skip
+    (comparison,) = json.loads((tmp_path / "out" / "comparisons.json").read_text())
+    assert comparison["at"][0]["latency"] == 2 and comparison_text(comparison) in shown
     assert table(results) in shown and "line 2, lam = 0.1" in shown
     assert (tmp_path / "out" / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 6
@@ -227,6 +231,8 @@ def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
     refuse(ValueError, r"occurs twice", systems=[system, system])
     refuse(ValueError, r"latency_unit 'words'", latency_unit="words")
     refuse(ValueError, r"tokenize '13b'", tokenize="13b")
+    compare = [{"system": "a", "baseline": "b"}]
+    refuse(ValueError, r"'b' is no system; use one of a", systems=[system], compare=compare)
     refuse(ValueError, r"k = 0", systems=[{**system, "sweep": {"k": [1, 0]}}])
     refuse(ValueError, r"point 'a k=x': argument --k", systems=[{**system, "sweep": {"k": [1, "x"]}}])
     refuse(
