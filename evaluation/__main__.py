@@ -1,7 +1,8 @@
 """`python -m evaluation CONFIG.yaml`: run every point of a test configuration, then print the table.
 
 Writes below OUTPUT: logs/POINT (SimulEval's log, the agent's timing), points/POINT.json (scores, settings, versions),
-results.json, results.csv, comparisons.json and frontier.png. Finished sentences are kept, so a killed run goes on where it was.
+results.json, results.csv, comparisons.json and frontier.png. Finished sentences are kept, so a killed run goes on
+where it was.
 """
 
 import argparse

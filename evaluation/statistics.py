@@ -1,7 +1,7 @@
 """Bootstrap over test sentences: quality of two systems at matched latency, and the area between their frontiers.
 
-A frontier is a system's points joined by straight lines in the plane of latency and BLEU. Both systems are resampled with
-the same sentences (paired bootstrap); a p-value is two-sided, by sacreBLEU's convention: the share of resampled
+A frontier is a system's points joined by straight lines in the plane of latency and BLEU. Both systems are resampled
+with the same sentences (paired bootstrap); a p-value is two-sided, by sacreBLEU's convention: the share of resampled
 differences that lie further from their mean than the observed difference from 0.
 """
 
@@ -85,8 +85,8 @@ def mean_gain(system, baseline, low, high):
 def compare(system, baseline, at=(), samples=SAMPLES, seed=SEED):
     """System against baseline (Points of the same sentences, with the same latency metric), ready for JSON.
 
-    Returns `range`: the latencies that both frontiers cover; `mean_gain` there (BLEU) with 95% interval and p-value, None
-    if there is no such range; `at`: the same for the gain at each latency in `at` (None outside the range);
+    Returns `range`: the latencies that both frontiers cover; `mean_gain` there (BLEU) with 95% interval and p-value,
+    None if there is no such range; `at`: the same for the gain at each latency in `at` (None outside the range);
     `equal_quality`: for each point of the baseline the latency at which the system has the same BLEU, or None.
     """
     whole = Frontier.of(system), Frontier.of(baseline)

@@ -1,0 +1,131 @@
+"""`python -m evaluation.teacher_forced`: wait-k, EMIT head and best path on one model's loss heatmap, at equal Area.
+
+The reference is forced, so nothing but the policy differs: each policy's path through the heatmap costs the nats of
+its EMIT steps and covers an Area (eq. 35-41). The best path is a bound that needs the reference. `reached` is the share
+of the way from wait-k's nats to the best path's that the head goes at its own Area, along straight lines between the
+points.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from duplex_model.checkpoint import load_checkpoint
+from duplex_model.data import collate, load_examples, make_batches, read_pairs
+from duplex_model.losses import DuplexLoss, grid_masks
+
+K = (*range(1, 13), 16, 24)
+LAM = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5)
+BUDGET = 8192  # cells a batch
+
+
+def parse_arguments(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m evaluation.teacher_forced", description=__doc__)
+    parser.add_argument("prefix", type=Path, help="parallel text without the language: PREFIX.de and PREFIX.en")
+    parser.add_argument("--checkpoint", help="model folder (default: the packaged German-English weights)")
+    parser.add_argument("--source-language", default="de")
+    parser.add_argument("--target-language", default="en")
+    parser.add_argument("--lam", type=float, nargs="+", help="prices of the head (default: its trained range)")
+    parser.add_argument("--limit", type=int, help="only the first LIMIT sentences")
+    parser.add_argument("--max-tokens", type=int, default=128, help="longer sentences (pieces a side) are left out")
+    parser.add_argument("--output", type=Path, help="also write the JSON there")
+    return parser.parse_args(arguments)
+
+
+def wait_k_exits(k, rows, heights):
+    """row_exit of wait-k: after r + 1 words (row r), words are written while read >= k + written; all in the last row.
+
+    heights: the columns after 0, 1, ... output words, then Y. EOS comes in the last row only.
+    """
+    words = len(heights) - 2
+    return [*(heights[min(max(row + 2 - k, 0), words)] for row in range(rows - 1)), heights[-1]]
+
+
+def head_exits(emits, heights):
+    """row_exit of a policy that decides at word ends: emits [R, Y] bools, the last row not asked."""
+    written, exits = 0, []
+    for row in emits[:-1]:
+        while written < len(heights) - 2 and row[heights[written]]:
+            written += 1
+        exits.append(heights[written])
+    return [*exits, heights[-1]]
+
+
+def path_cost(heatmap, exits):
+    """(nats, Area) of one path: the heatmap [R, Y] summed over its EMIT steps, and the cells below it."""
+    begins = [0, *exits[:-1]]
+    nats = sum(float(row[begin:end].sum()) for row, begin, end in zip(heatmap, begins, exits, strict=True))
+    return np.array([nats, sum(exits)])
+
+
+@torch.inference_mode()
+def measure(model, batches, prices):
+    """{policy: {value: [nats a target token, Area as a share of all cells]}} over the batches."""
+    loss, sums, size = DuplexLoss(model, prices[0]).eval(), {}, np.zeros(2)
+    best_prices = torch.tensor(LAM)
+
+    def add(policy, value, cost):
+        sums[policy, value] = sums.get((policy, value), 0) + cost
+
+    for batch in batches:
+        real, _, _ = grid_masks(batch)
+        block, heatmap = loss.grid(batch, real)
+        emits = model.emit_logits(block, torch.tensor(prices)) > 0
+        best = loss.paths(heatmap, batch, best_prices)
+        for i, (R, Y) in enumerate(zip(batch.row_count.tolist(), batch.target_len.tolist(), strict=True)):
+            grid = heatmap[i, :R, :Y].double().numpy()
+            heights = batch.wait_ok[i, : Y + 1].nonzero().flatten().tolist()
+            size += [Y, R * Y]
+            for k in K:
+                add("wait-k", k, path_cost(grid, wait_k_exits(k, R, heights)))
+            for lam, asked in zip(prices, emits[:, i, :R, :Y].tolist(), strict=True):
+                add("head", lam, path_cost(grid, head_exits(asked, heights)))
+            for lam, mask in zip(LAM, best[:, i, :R].sum(-1).tolist(), strict=True):
+                add("best path", lam, path_cost(grid, mask))
+    curves = {}
+    for (policy, value), cost in sums.items():
+        curves.setdefault(policy, {})[value] = (cost / size).tolist()
+    return curves
+
+
+def reached(curves):
+    """{lam: share of the way from wait-k to the best path that the head goes at its Area}; None outside their range."""
+
+    def nats_at(policy, area):
+        points = np.array(sorted(curves[policy].values(), key=lambda point: point[1]))
+        inside = points[0, 1] <= area <= points[-1, 1]
+        return float(np.interp(area, points[:, 1], points[:, 0])) if inside else None
+
+    shares = {}
+    for lam, (nats, area) in curves["head"].items():
+        wait_k, best = nats_at("wait-k", area), nats_at("best path", area)
+        shares[lam] = None if None in (wait_k, best) else (wait_k - nats) / (wait_k - best)
+    return shares
+
+
+def main(arguments=None):
+    args = parse_arguments(arguments)
+    model, tokenizer = load_checkpoint(args.checkpoint)
+    config = model.config
+    prices = args.lam or np.geomspace(config.lam_min, config.lam_max, 8).round(5).tolist()
+    pairs = read_pairs(args.prefix, args.source_language, args.target_language)[: args.limit]
+    examples = load_examples(tokenizer, pairs, args.max_tokens)
+    indices = make_batches(examples, BUDGET, lambda X, Y: X * Y, np.random.default_rng(0))
+    curves = measure(model, (collate([examples[i] for i in batch]) for batch in indices), prices)
+    shares = reached(curves)
+    print(f"{'policy':12}{'value':>10}{'nats/token':>12}{'area':>8}{'reached':>9}")
+    for policy, points in curves.items():
+        for value, (nats, area) in points.items():
+            share = shares.get(value) if policy == "head" else None
+            print(f"{policy:12}{value:>10}{nats:>12.4f}{area:>8.4f}{'' if share is None else f'{share:.1%}':>9}")
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        result = {"prefix": args.prefix.name, "sentences": len(examples), "curves": curves, "reached": shares}
+        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
