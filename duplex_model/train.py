@@ -109,7 +109,8 @@ def main(arguments=None):
     data_dir, folder = Path(args.data_dir), Path(args.output or Path("runs") / settings.name)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    accelerator = Accelerator(mixed_precision=settings.precision)
+    # Without `cpu`, several processes on a machine without a GPU would not find each other and train apart.
+    accelerator = Accelerator(mixed_precision=settings.precision, cpu=not torch.accelerator.is_available())
     with accelerator.main_process_first():
         model_file = tokenizer_file(settings, data_dir, folder, accelerator.is_main_process)
     data = settings.data

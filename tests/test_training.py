@@ -354,20 +354,21 @@ def gradients(name, tokenizer, share):
 
 
 def process(rank, port, model_file, folder):
-    """One of two processes: gradients of both stages, then `main` twice, with a slow disk in process 0."""
+    """One of two processes: `main` twice, with a slow disk in process 0, then the gradients of both stages."""
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
-    os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
+    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    os.environ.pop("ACCELERATE_USE_CPU", None)  # `main` finds the other process on its own
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     tokenizer = Tokenizer(model_file)
-    torch.save({name: gradients(name, tokenizer, SHARES[rank]) for name in STAGES}, folder / f"gradients-{rank}.pt")
     if rank == 0:
         Run._write, train.save = slow(Run._write), slow(train.save)
     for _ in range(2):  # the second time, each process resumes from the last checkpoints
         train.main(arguments(folder))
+    torch.save({name: gradients(name, tokenizer, SHARES[rank]) for name in STAGES}, folder / f"gradients-{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
