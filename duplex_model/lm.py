@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from duplex_model.cross_entropy import token_losses
+
 
 def prefix_mask(batch, words_ahead):
     """[B, 1, X+Y, X+Y] bools, True where a query may look.
@@ -54,6 +56,7 @@ class MultipathLM(nn.Module):
         return torch.stack([target, source]), torch.stack([real_target.sum(), real_source.sum()])
 
     def _loss(self, hidden, labels, real):
-        logits = self.lm.lm_head(hidden[real])
-        smoothing = self.label_smoothing if self.training else 0.0
-        return F.cross_entropy(logits.float(), labels[real], reduction="sum", label_smoothing=smoothing)
+        if not (self.training and self.label_smoothing):
+            return token_losses(hidden[real], self.lm.lm_head.weight, labels[real]).sum()
+        logits = self.lm.lm_head(hidden[real]).float()
+        return F.cross_entropy(logits, labels[real], reduction="sum", label_smoothing=self.label_smoothing)

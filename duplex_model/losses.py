@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from duplex_model.cross_entropy import token_losses
 from duplex_model.path import optimal_path
-
-CHUNK = 512  # cells whose logits are held at once where no gradient is kept
 
 
 def labels_of(batch, real):
@@ -44,34 +43,31 @@ class DuplexLoss(nn.Module):
         real, last, decided = grid_masks(batch)
         block, heatmap = self.grid(batch, real)
         emit_logits = self.model.emit_logits(block, lam).float()
-        masks = self.paths(heatmap, batch, torch.cat([lam.new_tensor([self.lam_lm]), lam]))
+        masks = self.paths(heatmap.detach(), batch, torch.cat([lam.new_tensor([self.lam_lm]), lam]))
         lm_mask, emit_masks = masks[0] & real, masks[1:]
-        # Only the cells below the path need a gradient: their logits are computed again, the others' never kept.
-        logits = self.model.lm_logits(block.outputs[lm_mask]).float()
-        labels = labels_of(batch, real)[lm_mask]
-        if self.training and self.distill:
-            labels = self.soft_labels(block, labels, lm_mask, batch.row_count - 1)
-        smoothing = self.label_smoothing if self.training else 0.0
-        lm = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+        if self.training and (self.distill or self.label_smoothing):
+            lm = self.softened(block, labels_of(batch, real), lm_mask, batch.row_count - 1)
+        else:
+            lm = heatmap[lm_mask].sum()
         emit = F.binary_cross_entropy_with_logits(emit_logits, emit_masks.to(emit_logits), reduction="none")
-        last_row = heatmap[last[:, :, None] & real]
+        last_row = heatmap.detach()[last[:, :, None] & real]
         sums = [lm, emit[:, decided].sum(), last_row.sum(), emit_masks[:, real].sum()]
         counts = [lm_mask.sum(), len(lam) * decided.sum(), last_row.numel(), len(lam) * real.sum()]
         return torch.stack([s.float() for s in sums]), torch.tensor([float(c) for c in counts], device=heatmap.device)
 
     def grid(self, batch, real):
-        """The Block of the decision rows, and the heatmap [B, R, Y] of its cells `real` (nats, else 0, no gradient)."""
+        """The Block of the decision rows, and the heatmap [B, R, Y] of its cells `real` (nats, else 0)."""
         anchor = batch.source_len if self.model.config.anchor == "oracle" else None
         block = self.model(batch.source_ids, batch.target_ids[:, :-1], anchor=anchor, keep=batch.decision_rows)
-        with torch.no_grad():
-            states, labels = block.outputs[real], labels_of(batch, real)[real]
-            losses = torch.cat(
-                [
-                    F.cross_entropy(self.model.lm_logits(part).float(), wanted, reduction="none")
-                    for part, wanted in zip(states.split(CHUNK), labels.split(CHUNK), strict=True)
-                ]
-            )
-            return block, losses.new_zeros(real.shape).masked_scatter(real, losses)
+        states = self.model.model.norm(block.outputs[real])
+        losses = token_losses(states, self.model.lm_head.weight, labels_of(batch, real)[real])
+        return block, losses.new_zeros(real.shape).masked_scatter(real, losses)
+
+    def softened(self, block, labels, mask, last):
+        """L_LM (a sum) over the cells in `mask` [B, R, Y] with softened labels."""
+        logits = self.model.lm_logits(block.outputs[mask]).float()
+        wanted = self.soft_labels(block, labels[mask], mask, last) if self.distill else labels[mask]
+        return F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=self.label_smoothing)
 
     def soft_labels(self, block, labels, mask, last):
         """Label distributions [n, V] of the n cells in `mask`: above the last row a share `distill` of what the model

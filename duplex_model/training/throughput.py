@@ -1,0 +1,120 @@
+"""`python -m duplex_model.training.throughput RECIPE.yaml`: stage-2 speed on real text, as one JSON line.
+
+cells_per_second; needed_flops_per_cell (`needed_flops`); utilization: needed FLOPs a second over the machine's measured
+matmul rate, in the recipe's precision and with its threads.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from duplex_model.data import load_examples, read_pairs
+from duplex_model.losses import DuplexLoss, grid_masks
+from duplex_model.model import DuplexModel
+from duplex_model.settings import load_settings
+from duplex_model.tokenizer import Tokenizer
+from duplex_model.train import build_config, tokenizer_file
+from duplex_model.training.loop import BatchStream, backward
+from duplex_model.training.settings import TrainSettings
+from duplex_model.training.stages import DuplexStage
+
+PAIRS = 20_000  # of the training text
+
+
+def needed_flops(config, source_len, target_len, row_count, lm_cells):
+    """FLOPs that forward and backward of a batch cannot do without; two per multiply-add, the backward pass twice the
+    forward one.
+
+    source_len, target_len, row_count [B]: tokens and decision rows; lm_cells: cells that L_LM counts. Layer 0 projects
+    each token once. In the last layer only decision rows ask and are carried on, and so the output stream of the layer
+    before is needed only there. Logits: all decision cells forward, those of L_LM backward. Softmax sums, norms and the
+    EMIT head's few columns are left out.
+    """
+    D, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
+    query = config.num_attention_heads * config.head_dim
+    key_value = 2 * config.num_key_value_heads * config.head_dim
+    tokens, cells = (source_len + target_len).sum(), (source_len * target_len).sum()
+    kept, L = (row_count * target_len).sum(), config.num_hidden_layers
+    finish = query * D + 3 * D * F + 2 * query  # W_O, the MLP, and the cell's own score and value
+    self_part = query * (source_len**2 + target_len**2).sum() * L  # each token over half of the others, twice
+    if L == 1:
+        layers = tokens * D * (query + key_value) + 2 * kept * finish
+    else:
+        layers = tokens * D * (query + key_value) + (L - 2) * 2 * cells * finish + (cells + kept) * finish
+        layers += (L - 2) * 2 * cells * D * (query + key_value)
+        layers += 2 * kept * D * query + (cells + kept) * D * key_value + 2 * kept * finish
+    emit = kept * (2 if config.emit_reads_input else 1) * D * config.emit_hidden_size
+    forward = layers + self_part + emit
+    return 2 * float(3 * forward + kept * D * V + 2 * lm_cells * D * V)
+
+
+def matmul_rate(dtype, size=1024, seconds=1.0):
+    """FLOPs a second of a square matmul in `dtype`."""
+    a, b = torch.randn(2, size, size).to(dtype)
+    a @ b
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        a @ b
+        count += 1
+    return 2 * size**3 * count / (time.perf_counter() - began)
+
+
+def lm_cells(module, batch):
+    """Cells that L_LM counts for `batch`, with the weights as they are."""
+    real, _, _ = grid_masks(batch)
+    with torch.no_grad():
+        _, heatmap = module.grid(batch, real)
+        return (DuplexLoss.paths(heatmap, batch, heatmap.new_tensor([module.lam_lm]))[0] & real).sum()
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m duplex_model.training.throughput", description=__doc__)
+    parser.add_argument("config", help="training recipe")
+    parser.add_argument("--data-dir", default=os.environ.get("DUPLEX_DATA_DIR", "data"), help="folder of the text")
+    parser.add_argument("--steps", type=int, default=20)
+    args = parser.parse_args(arguments)
+    settings = load_settings(TrainSettings, args.config)
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    data, data_dir = settings.data, Path(args.data_dir)
+    with tempfile.TemporaryDirectory() as folder:
+        model_file = tokenizer_file(settings, data_dir, Path(folder), may_train=True)
+        tokenizer = Tokenizer(model_file, data.source_unit, data.target_unit)
+    pairs = read_pairs(data_dir / data.train[0], data.source, data.target)[:PAIRS]
+    accelerator = Accelerator(mixed_precision=settings.precision, cpu=True)
+    stage = DuplexStage(DuplexModel(build_config(settings, tokenizer)), settings.duplex)
+    module, weights = accelerator.prepare(stage.module), torch.tensor(stage.weights)
+    examples = load_examples(tokenizer, pairs, data.max_tokens)
+    stream = BatchStream(examples, settings.duplex.budget, stage.cost, settings.seed)
+    seconds = cells = flops = 0
+    for step in range(-2, args.steps):  # two to warm up
+        batch = stream[step % len(stream.batches)]
+        began = time.perf_counter()
+        backward(accelerator, module, weights, batch, stage.draw(batch))
+        module.zero_grad()
+        if step >= 0:
+            seconds += time.perf_counter() - began
+            cells += int(stage.work(batch))
+            sizes = batch.source_len, batch.target_len, batch.row_count
+            flops += needed_flops(module.model.config, *sizes, lm_cells(module, batch))
+    rate = matmul_rate(torch.bfloat16 if settings.precision == "bf16" else torch.float32)
+    result = {
+        "cells_per_second": round(cells / seconds),
+        "needed_flops_per_cell": round(flops / cells),
+        "gflops_per_second": round(flops / seconds / 1e9, 1),
+        "matmul_gflops_per_second": round(rate / 1e9, 1),
+        "utilization": round(flops / seconds / rate, 3),
+        "threads": torch.get_num_threads(),
+        "precision": settings.precision,
+        "budget": settings.duplex.budget,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
