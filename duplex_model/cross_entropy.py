@@ -40,10 +40,10 @@ class _TokenLosses(torch.autograd.Function):
     def backward(ctx, grad):
         states, weight, labels, logits, normaliser = ctx.saved_tensors
         used = grad.nonzero().squeeze(1)
-        logits_grad = logits[used]
+        logits_grad = logits.new_empty(len(used), len(weight))
         for rows in _chunks(logits_grad):
             these = used[rows]
-            part = logits_grad[rows].to(normaliser.dtype).sub_(normaliser[these, None]).exp_()
+            part = logits[these].to(normaliser.dtype).sub_(normaliser[these, None]).exp_()
             part.scatter_add_(1, labels[these, None], torch.full_like(part[:, :1], -1.0))
             logits_grad[rows] = part.mul_(grad[these, None])
         states_grad = torch.zeros_like(states, dtype=ctx.dtypes[0])

@@ -28,13 +28,12 @@ def exact_stream(own, other, cross_from):
 def exact_forward(model, source_ids, target_ids, anchor=None):
     """Last-layer states of both streams, [B, X, Y, D] each, of DuplexModel `model` with exact attention."""
     rotary = model.rotary(source_ids, target_ids, anchor=anchor)
-    inputs = model.model.embed_tokens(source_ids)[:, :, None]
-    outputs = model.model.embed_tokens(target_ids)[:, None]
+    states = model.embed(source_ids, target_ids)
 
     def attend(own, other):
         contexts_out = exact_stream(other.transpose(), own.transpose(), 0)
         return exact_stream(own, other, model.config.input_cross_from), contexts_out.transpose(1, 2)
 
     for layer in model.model.layers:
-        inputs, outputs = layer(inputs, outputs, rotary, attend)
-    return inputs, outputs
+        states = layer(states, rotary, attend)
+    return states.unbind(0)

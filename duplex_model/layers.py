@@ -23,14 +23,15 @@ class DuplexAttention(nn.Module):
             nn.RMSNorm(H_d, eps=config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
         )
 
-    def project(self, inputs, outputs, rotary):
-        """Projections of both streams: normed states [B, x, 1 or y, D] and [B, 1 or x, y, D], rotated q and k.
+    def project(self, states, rotary):
+        """Projections of both streams, rotated q and k; states: normed, a pair or stacked as in `DuplexLayer.forward`.
 
         Each weight is read once for both: a step of one row or column is bound by that.
         """
-        shapes = inputs.shape[:3], outputs.shape[:3]
-        both = torch.cat([inputs.flatten(0, 2), outputs.flatten(0, 2)])
+        shapes = [stream.shape[:3] for stream in states]
         counts = [shape.numel() for shape in shapes]
+        stacked = isinstance(states, torch.Tensor)
+        both = cast_once(states.flatten(0, 3) if stacked else torch.cat([stream.flatten(0, 2) for stream in states]))
         q, k, v = (projection(both).split(counts) for projection in (self.q_proj, self.k_proj, self.v_proj))
         return tuple(self._heads(*parts) for parts in zip(q, k, v, shapes, rotary, strict=True))
 
@@ -53,25 +54,32 @@ class DuplexLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, inputs, outputs, rotary, attend, keep=None):
-        """New states of both streams, [B, x, y, D] each.
+    def forward(self, states, rotary, attend, keep=None):
+        """New states of both streams, stacked: [2, B, x, y, D], input stream first.
 
-        inputs [B, x, 1 or y, D], outputs [B, 1 or x, y, D]: layer 0's states do not depend on the other axis and are
-        projected once a token. attend(input Projections, output Projections) -> contexts of both, [B, x, y, H, H_d].
-        keep: rows [B, R] to go on with (the last layer needs only those that something reads); None keeps all.
+        states: the layer before's, or layer 0's pair [B, x, 1, D], [B, 1, y, D], which does not depend on the other
+        axis and is projected once a token. attend(input Projections, output Projections) -> contexts of both,
+        [B, x, y, H, H_d]. keep: rows [B, R] to go on with (the last layer needs only those that something reads); None
+        keeps all.
         """
-        norm = self.input_layernorm
-        contexts = attend(*self.self_attn.project(norm(inputs), norm(outputs), rotary))
-        shape = contexts[0].shape[:3]
-        contexts = torch.stack([_rows(context.flatten(3), keep) for context in contexts])
-        states = torch.stack([_rows(stream.expand(*shape, -1), keep) for stream in (inputs, outputs)])
-        states = states + self.self_attn.o_proj(contexts)
-        states = states + self.mlp(self.post_attention_layernorm(states))
-        return states.unbind(0)
+        norm, stacked = self.input_layernorm, isinstance(states, torch.Tensor)
+        normed = norm(states) if stacked else [norm(stream) for stream in states]
+        contexts = torch.stack(attend(*self.self_attn.project(normed, rotary))).flatten(4)
+        if not stacked:
+            states = torch.stack([stream.expand(*contexts.shape[1:4], -1) for stream in states])
+        states = _rows(states, keep) + self.self_attn.o_proj(_rows(contexts, keep))
+        return states + self.mlp(cast_once(self.post_attention_layernorm(states)))
+
+
+def cast_once(states):
+    """`states` in autocast's dtype, if it is on: it would cast them anew for each projection that reads them."""
+    device = states.device.type
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return states.to(torch.get_autocast_dtype(device)) if on else states
 
 
 def _rows(states, keep):
-    """states [B, x, y, D] -> [B, R, y, D], the rows `keep` [B, R] of each sentence."""
+    """states [2, B, x, y, D] -> [2, B, R, y, D], the rows `keep` [B, R] of each sentence."""
     if keep is None:
         return states
-    return states.gather(1, keep[:, :, None, None].expand(-1, -1, *states.shape[2:]))
+    return states.gather(2, keep[None, :, :, None, None].expand(2, -1, -1, *states.shape[3:]))

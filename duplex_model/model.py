@@ -116,8 +116,7 @@ class DuplexModel(DuplexPreTrainedModel):
         if (cache is not None) != (bool(first_row) != bool(first_col)):
             raise ValueError(f"a block starts at row 0 or column 0, not at ({first_row}, {first_col}) with this cache")
         rotary = self.rotary(source_ids, target_ids, first_row, first_col, anchor)
-        inputs = self.model.embed_tokens(source_ids)[:, :, None]
-        outputs = self.model.embed_tokens(target_ids)[:, None]
+        states = self.embed(source_ids, target_ids)
         caches = []
         for index, layer in enumerate(self.model.layers):
             past = cache[index] if cache is not None else LayerCache(None, None)
@@ -128,8 +127,12 @@ class DuplexModel(DuplexPreTrainedModel):
                 return contexts
 
             last = index == len(self.model.layers) - 1
-            inputs, outputs = layer(inputs, outputs, rotary, attend, keep if last else None)
-        return Block(inputs, outputs, tuple(caches))
+            states = layer(states, rotary, attend, keep if last else None)
+        return Block(*states, tuple(caches))
+
+    def embed(self, source_ids, target_ids):
+        """Layer 0's states of both streams, a token's alone: [B, x, 1, D] and [B, 1, y, D]."""
+        return self.model.embed_tokens(source_ids)[:, :, None], self.model.embed_tokens(target_ids)[:, None]
 
     def rotary(self, source_ids, target_ids, first_row=0, first_col=0, anchor=None):
         """The rotary tables of a block: inputs from position `first_row`, outputs from anchor + `first_col`."""
