@@ -18,8 +18,8 @@ lint: $(READY)
 train: $(READY)  ## CONFIG=duplex_model/recipes/NAME.yaml DATA=folder
 	$(BIN)/python -m duplex_model.train $(CONFIG) --data-dir $(DATA)
 
-sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder
-	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA) --jobs $(JOBS) $(if $(FRESH),--fresh)
+sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder; JOBS=n tasks at once, SHARDS=n parts of the test set, CLUSTER=slurm
+	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA) --jobs $(JOBS) $(if $(SHARDS),--shards $(SHARDS)) $(if $(CLUSTER),--cluster $(CLUSTER)) $(if $(FRESH),--fresh)
 
 # torch first and exactly: an open range would take the largest build there is.
 $(READY): setup.cfg pyproject.toml

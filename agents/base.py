@@ -60,8 +60,9 @@ class StreamAgent(TextToTextAgent):
         )
         parser.add_argument(
             "--timing-file",
-            help="append one JSON line a sentence: index, words_read and ms as each word is returned, "
-            "first_token_ms, total_ms, steps (model calls)",
+            help="append one JSON line a sentence: index, words_read and ms as each word is returned, calls "
+            "([words read, words returned, ms of computing] of each policy call), first_token_ms, total_ms, steps "
+            "(model calls), cut (the output reached its limit)",
         )
         parser.add_argument(
             "--reject-long", action="store_true", help="a source beyond the anchor is an error instead of being cut"
@@ -87,12 +88,13 @@ class StreamAgent(TextToTextAgent):
 
     def policy(self):
         stream = self.stream
+        self.timing.begin()
         if not stream.source_finished:
             self._read()
         words = list(stream.advance(self.stream_policy))
         self.timing.write(len(words), stream.words_read)
         if stream.target_finished:
-            self.timing.close(stream.steps)
+            self.timing.close(stream.steps, cut=stream.over_limit)
         elif not words:
             return ReadAction()
         return WriteAction(self.engine.tokenizer.joiner.join(words), finished=stream.target_finished)
@@ -118,28 +120,36 @@ class Timing:
         self.open()
 
     def open(self):
-        self.began, self.words = None, []
+        self.began, self.called, self.words, self.calls = None, None, [], []
 
     def start(self):
         if self.began is None:
             self.began = time.perf_counter()
 
-    def _elapsed(self):
-        return round((time.perf_counter() - self.began) * 1000, 3)
+    def begin(self):
+        """A policy call begins."""
+        self.called = time.perf_counter()
+
+    @staticmethod
+    def _since(moment):
+        return round((time.perf_counter() - moment) * 1000, 3)
 
     def write(self, count, words_read):
-        """`count` words are about to be returned, all of them now: one EMIT run is one WriteAction."""
-        self.words += [(words_read, self._elapsed())] * count
+        """The call is about to return `count` words, all of them now: one EMIT run is one WriteAction."""
+        self.words += [(words_read, self._since(self.began))] * count
+        self.calls.append((words_read, count, self._since(self.called)))
 
-    def close(self, steps):
+    def close(self, steps, cut):
         if self.path:
             record = {
                 "index": self.index,
                 "words_read": [read for read, _ in self.words],
                 "ms": [ms for _, ms in self.words],
+                "calls": self.calls,
                 "first_token_ms": self.words[0][1] if self.words else None,
-                "total_ms": self._elapsed(),
+                "total_ms": self._since(self.began),
                 "steps": steps,
+                "cut": cut,
             }
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")

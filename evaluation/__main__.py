@@ -7,25 +7,25 @@ where it was.
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import shutil
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
+from simuleval.data.dataloader import TextToTextDataloader
 
 from agents.duplex_agent import DuplexAgent
 from duplex_model.checkpoint import check_checkpoint, load_checkpoint
 from duplex_model.data import check_aligned, read_lines
 from duplex_model.engine import Engine
 from duplex_model.settings import load_settings
-from evaluation.metrics import read_records, score_log, score_timing
+from evaluation.degeneracy import degeneracy, same_output
+from evaluation.logs import IDENTITY, LOG, TIMING, only_run
+from evaluation.metrics import read_records, score_computation_aware, score_log, score_timing
 from evaluation.report import comparison_text, draw_frontier, load_points, table, write_csv
-from evaluation.run import IDENTITY, LOG, TIMING, run_point
+from evaluation.run import sweep
 from evaluation.settings import TestSettings, find_file, points_of, simuleval_arguments
 from evaluation.statistics import compare, points_of_logs
 from evaluation.unfold import unfold
@@ -43,26 +43,34 @@ def parse_arguments(arguments=None):
         help="folder of the test sets (default: $DUPLEX_DATA_DIR or data)",
     )
     parser.add_argument("--limit", type=int, help="only the first LIMIT sentences")
-    parser.add_argument("--jobs", type=int, default=1, help="points that run at once, each in a process of its own")
+    parser.add_argument("--jobs", type=int, default=1, help="tasks that run at once, each in a process of its own")
+    parser.add_argument("--shards", type=int, default=1, help="parts of the test set that run apart and are joined")
+    parser.add_argument("--cluster", help="run the tasks as an array job of submitit: slurm, or local to try it")
     parser.add_argument("--fresh", action="store_true", help="throw away the logs of an earlier run")
     args = parser.parse_args(arguments)
     if args.limit is not None and args.limit < 1:
         parser.error(f"--limit {args.limit}: use at least one sentence")
-    if args.jobs < 1:
-        parser.error(f"--jobs {args.jobs}: use at least one")
+    for name in ("jobs", "shards"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} {getattr(args, name)}: use at least one")
     return args
 
 
-def point_result(number, point, folder, settings, limit):
+def point_result(number, point, log, timing, identity, settings):
     """Scores and circumstances of one finished point, ready for JSON."""
-    log, timing = (read_records(folder / name)[:limit] for name in (LOG, TIMING))
-    scores = score_log(log, settings.latency_unit, settings.tokenize)
+    unit = settings.latency_unit
     return {
         "number": number,
         "system": point.system.name,
         "values": point.values,
-        "scores": {**scores, **score_timing(timing)},
-        "point": json.loads((folder / IDENTITY).read_text(encoding="utf-8")),
+        "scores": {
+            **score_log(log, unit, settings.tokenize),
+            **score_timing(timing),
+            **score_computation_aware(log, timing, unit, settings.words_per_second),
+            "words_per_second": settings.words_per_second,
+        },
+        "degeneracy": degeneracy(log, timing, unit),
+        "point": identity,
         "versions": {name: version(name) for name in PACKAGES},
         "device": f"cpu, {settings.threads} thread(s) a point, {platform.machine()}",
     }
@@ -86,23 +94,6 @@ def compare_systems(settings, points, folders, limit):
 
 def write_json(value, path):
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def run_points(points, folders, source, reference, settings, limit, jobs):
-    """Run all points, `jobs` of them at a time."""
-    tasks = [
-        (point, source, reference, folder, settings.latency_unit, limit)
-        for point, folder in zip(points, folders, strict=True)
-    ]
-    if jobs == 1:
-        torch.set_num_threads(settings.threads)
-        for task in tasks:
-            run_point(*task)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (settings.threads,)) as pool:
-        for future in [pool.submit(run_point, *task) for task in tasks]:
-            future.result()
 
 
 def check_points(settings, points, source, reference, output):
@@ -151,15 +142,44 @@ def main(arguments=None):
     check_aligned(source, reference)
     output = args.output or Path("results") / settings.name
     check_points(settings, points, source, reference, output)
+    output.mkdir(parents=True, exist_ok=True)
+    with only_run(output):
+        evaluate(args, settings, points, source, reference, output)
+
+
+def evaluate(args, settings, points, source, reference, output):
+    """Run the points, score them and write everything into `output`."""
     if args.fresh:
         shutil.rmtree(output / "logs", ignore_errors=True)
-    shutil.rmtree(output / "points", ignore_errors=True)
-    (output / "points").mkdir(parents=True)
     folders = [output / "logs" / point.folder_name for point in points]
-    run_points(points, folders, source, reference, settings, args.limit, args.jobs)
+    lines = len(TextToTextDataloader.from_files(source, reference))
+    sweep(
+        points,
+        folders,
+        lines if args.limit is None else min(args.limit, lines),
+        args.shards,
+        {
+            "source": str(source),
+            "reference": str(reference),
+            "latency_unit": settings.latency_unit,
+            "threads": settings.threads,
+        },
+        jobs=args.jobs,
+        cluster=args.cluster,
+        cluster_options=settings.cluster,
+        scratch=output / "cluster",
+    )
+    shutil.rmtree(output / "points", ignore_errors=True)
+    (output / "points").mkdir()
+    previous = None
     for number, (point, folder) in enumerate(zip(points, folders, strict=True)):
-        result = point_result(number, point, folder, settings, args.limit)
+        log, timing = (read_records(folder / name)[: args.limit] for name in (LOG, TIMING))
+        identity = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+        result = point_result(number, point, log, timing, identity, settings)
+        if previous and previous[0] is point.system:
+            result["degeneracy"]["same_as_previous"] = same_output(log, previous[1])
         write_json(result, output / "points" / f"{point.folder_name}.json")
+        previous = point.system, log
     results = load_points(output)
     write_json(results, output / "results.json")
     write_csv(results, output / "results.csv")

@@ -4,15 +4,16 @@ g(t) is the number of source words read when output word t is written; r is the 
 without output have no latency and are left out of its means, as SimulEval does; they are counted.
 """
 
+import itertools
 import json
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import estimate_ci
 
-LATENCIES = ("AL", "LAAL", "DAL", "AP", "first_token_words")
+LATENCIES = ("AL", "LAAL", "DAL", "AP", "YAAL", "first_token_words")
 SAMPLES, SEED = 1000, 12345  # of the bootstrap; the seed is sacreBLEU's default
 
 
@@ -34,14 +35,25 @@ def differentiable_average_lagging(delays, source_length):
     return total / len(delays)
 
 
+def yet_another_average_lagging(delays, source_length, target_length):
+    """YAAL (Polak et al. 2025) of one sentence, words: LAAL over the words written before the source ends; None if
+    there is none."""
+    lags = [
+        delay - t * source_length / target_length
+        for t, delay in enumerate(itertools.takewhile(lambda delay: delay < source_length, delays))
+    ]
+    return mean(lags) if lags else None
+
+
 def sentence_latency(delays, source_length, reference_length):
-    """AL, LAAL, DAL, AP and first-token latency of one sentence with output."""
+    """AL, LAAL, DAL, AP, YAAL and first-token latency of one sentence with output."""
     longer = max(len(delays), reference_length)
     return {
         "AL": average_lagging(delays, source_length, reference_length),
         "LAAL": average_lagging(delays, source_length, longer),
         "DAL": differentiable_average_lagging(delays, source_length),
         "AP": sum(delays) / (source_length * reference_length),
+        "YAAL": yet_another_average_lagging(delays, source_length, longer),
         "first_token_words": delays[0],
     }
 
@@ -78,11 +90,9 @@ def score_log(records, latency_unit, tokenize):
         scores[name], half_widths[name] = score.score, float(score._ci)
         signatures[f"{name}_signature"] = str(metric.get_signature())
     latencies = [record_latency(record, latency_unit) for record in written]
-    resampled = np.random.default_rng(SEED).integers(len(latencies), size=(SAMPLES, len(latencies)))
-    for name in latencies[0]:
-        values = np.array([latency[name] for latency in latencies])
-        scores[name] = mean(values.tolist())
-        half_widths[name] = float(estimate_ci(values[resampled].mean(1))[1])
+    for name in LATENCIES:
+        values = [latency[name] for latency in latencies if latency[name] is not None]
+        scores[name], half_widths[name] = (mean(values), half_width(values)) if values else (None, None)
     return {
         **scores,
         **{f"{name}_half_width": width for name, width in half_widths.items()},
@@ -92,12 +102,55 @@ def score_log(records, latency_unit, tokenize):
     }
 
 
+def half_width(values):
+    """Half of the 95% bootstrap interval of the values' mean."""
+    resampled = np.random.default_rng(SEED).integers(len(values), size=(SAMPLES, len(values)))
+    return float(estimate_ci(np.array(values)[resampled].mean(1))[1])
+
+
 def score_timing(records):
-    """Wall-clock scores of an agent's timing file, ms: first token (median and mean), a sentence, a model step."""
-    first = [r["first_token_ms"] for r in records if r["first_token_ms"] is not None]
-    return {
-        "first_token_ms": median(first) if first else None,
-        "first_token_ms_mean": mean(first) if first else None,
-        "sentence_ms": mean(r["total_ms"] for r in records),
-        "step_ms": sum(r["total_ms"] for r in records) / max(sum(r["steps"] for r in records), 1),
+    """Wall-clock scores of an agent's timing file, ms, as median and 95th percentile (`_p95`).
+
+    first_token_ms: from the first source word to the first output word, all source words being there at once. word_ms:
+    computing after one source word. sentence_ms: a whole sentence. step_ms: mean of a model call.
+    """
+    measured = {
+        "first_token_ms": [r["first_token_ms"] for r in records if r["first_token_ms"] is not None],
+        "word_ms": [ms for r in records for _, _, ms in r["calls"]],
+        "sentence_ms": [r["total_ms"] for r in records],
     }
+    scores = {}
+    for name, values in measured.items():
+        p50, p95 = (float(value) for value in np.percentile(values, [50, 95])) if values else (None, None)
+        scores |= {name: p50, f"{name}_p95": p95}
+    return {**scores, "step_ms": sum(measured["sentence_ms"]) / max(sum(r["steps"] for r in records), 1)}
+
+
+def emission_times(calls, words_per_second):
+    """When each output word comes, ms after the start of a speech in which source word i is there at i / rate.
+
+    calls: [words read, words written, ms of computing] of each policy call; computing queues behind the words and
+    behind itself.
+    """
+    now, times = 0.0, []
+    for read, written, ms in calls:
+        now = max(now, 1000 * read / words_per_second) + ms
+        times += [now] * written
+    return times
+
+
+def score_computation_aware(log, timing, latency_unit, words_per_second):
+    """AL and LAAL in ms with computing time, at this speaking rate: as for words, with each word's `emission_times` for
+    the words read and 1 / rate for the pace of a source word. The sum runs to the first word with the whole source."""
+    sums = {"AL_CA_ms": [], "LAAL_CA_ms": []}
+    for record, timed in zip(log, timing, strict=True):
+        if not record["delays"]:
+            continue
+        source, delays = record["source_length"], record["delays"]
+        times = emission_times(timed["calls"], words_per_second)
+        length = reference_length(record["reference"], latency_unit)
+        counted = next((t for t, delay in enumerate(delays, 1) if delay >= source), len(delays))
+        for name, target in (("AL_CA_ms", length), ("LAAL_CA_ms", max(length, len(delays)))):
+            pace = 1000 * source / words_per_second / target
+            sums[name].append(mean(time - t * pace for t, time in enumerate(times[:counted])))
+    return {name: mean(values) if values else None for name, values in sums.items()}

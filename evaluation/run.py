@@ -1,18 +1,48 @@
-"""Run SimulEval for one point: every finished sentence is on disk at once, and a killed run resumes after it."""
+"""Run SimulEval over the tasks of a sweep.
 
-import hashlib
+Every finished sentence is on disk at once, and a killed run resumes after it.
+"""
+
 import json
+import multiprocessing
 import os
+import threading
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+import torch
 from simuleval.data.dataloader import TextToTextDataloader
 from simuleval.evaluator import SentenceLevelEvaluator
 from tqdm import tqdm
 
-from duplex_model.checkpoint import FILES, checkpoint_folder
-from evaluation.settings import simuleval_arguments
+from duplex_model.checkpoint import FILES, checkpoint_folder, load_checkpoint
+from duplex_model.engine import Engine
+from evaluation.logs import LOG, TIMING, claim, identity, keep_lines, merge, only_run, whole_lines
+from evaluation.settings import Point, simuleval_arguments
 
-LOG, TIMING, IDENTITY = "instances.log", "timing.jsonl", "point.json"
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Task:
+    """Sentences `start` to `end` (exclusive) of one point, logged in `folder`; runs in any process."""
+
+    point: Point
+    source: str
+    reference: str
+    latency_unit: str
+    threads: int
+    folder: Path
+    start: int
+    end: int
+
+    @property
+    def done(self):
+        """Sentences that are logged already."""
+        return min(whole_lines(self.folder / name) for name in (LOG, TIMING))
 
 
 class FlushingEvaluator(SentenceLevelEvaluator):
@@ -32,80 +62,148 @@ class FlushingEvaluator(SentenceLevelEvaluator):
                 os.fsync(log.fileno())
 
 
-def run_point(point, source, reference, folder, latency_unit, limit=None):
-    """Evaluate the point in `folder` up to `limit` sentences; what an earlier run finished is kept.
+def shards_of(point, folder, sentences, shards, common):
+    """The tasks of a point over its first `sentences`: one in `folder`, or `shards` in its subfolders."""
+    if shards == 1:
+        return [Task(point, folder=folder, start=0, end=sentences, **common)]
+    bounds = [sentences * i // shards for i in range(shards + 1)]
+    return [
+        Task(point, folder=folder / f"sentences-{start}-{end}", start=start, end=end, **common)
+        for start, end in zip(bounds, bounds[1:], strict=False)
+        if start < end
+    ]
 
-    Raises ValueError if the folder holds another point or test set.
+
+def run_task(task):
+    """Evaluate the task's sentences; what an earlier run finished is kept.
+
+    Raises ValueError if the folder holds another point or test set, or if another run is writing into it.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    claim(folder, identity(point, source, reference, latency_unit))
-    done = min(keep_whole_lines(folder / name) for name in (LOG, TIMING))
-    for name in (LOG, TIMING):
-        keep_whole_lines(folder / name, done)
-    dataloader = TextToTextDataloader.from_files(source, reference)
-    end = len(dataloader) if limit is None else min(limit, len(dataloader))
-    if done >= end:
-        return
-    args = simuleval_arguments(point, source, reference, folder, latency_unit, start_index=done)
-    args.end_index = end
-    agent = point.agent_class().from_args(args)
-    evaluator = FlushingEvaluator(dataloader, {}, {}, args)
-    evaluator.iterator = tqdm(evaluator.instances.values(), initial=done, total=end, desc=point.label, leave=False)
-    evaluator(agent)
+    task.folder.mkdir(parents=True, exist_ok=True)
+    with only_run(task.folder):
+        claim(task.folder, identity(task))
+        done = task.done
+        for name in (LOG, TIMING):
+            keep_lines(task.folder / name, done)
+        if done >= task.end - task.start:
+            return
+        torch.set_num_threads(task.threads)
+        args = simuleval_arguments(
+            task.point, task.source, task.reference, task.folder, task.latency_unit, task.start + done
+        )
+        args.end_index = task.end
+        agent = task.point.agent_class()
+        dataloader = TextToTextDataloader.from_files(task.source, task.reference)
+        evaluator = FlushingEvaluator(dataloader, {}, {}, args)
+        evaluator.iterator = evaluator.instances.values()
+        evaluator(agent(args, engine=engine_for(agent, args)))
 
 
-def keep_whole_lines(path, count=None):
-    """Cut `path` after its last complete JSON line, or after `count` of them; returns how many lines are left."""
-    if not path.is_file():
-        return 0
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        if len(kept) == count or not line.endswith(b"\n") or not _is_json(line):
-            break
-        kept.append(line)
-    scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(b"".join(kept))
-    os.replace(scratch, path)
-    return len(kept)
+def engine_for(agent, args):
+    """The engine of the agent's options; points that share a checkpoint share its model."""
+    _, limits = agent.check(args)
+    folder = checkpoint_folder(args.checkpoint, agent.backbone_of(args))
+    return Engine(*_load(folder, agent.backbone_of(args), (folder / FILES[1]).stat().st_mtime_ns), limits)
 
 
-def _is_json(line):
+@lru_cache(maxsize=2)
+def _load(folder, backbone, changed):
+    return load_checkpoint(folder, backbone)
+
+
+def sweep(points, folders, sentences, shards=1, common=None, **how):
+    """Run all points over the first `sentences` lines, each logged in its folder, in `shards` tasks a point.
+
+    common: the fields that all tasks share; how: options of `run_tasks`.
+    """
+    split = []
+    for point, folder in zip(points, folders, strict=True):
+        (whole,) = shards_of(point, folder, sentences, 1, common)
+        split.append([whole] if whole.done >= sentences else shards_of(point, folder, sentences, shards, common))
+    run_tasks([task for tasks in split for task in tasks], **how)
+    for folder, tasks in zip(folders, split, strict=True):
+        merge(folder, tasks)
+
+
+def run_tasks(tasks, jobs=1, cluster=None, cluster_options=None, scratch=None):
+    """Run all tasks, `jobs` at a time: here, in processes of their own, or as an array job of `submitit`'s `cluster`
+    ("slurm"; "local" to try it), with `cluster_options` and its files in the folder `scratch`."""
+    with progress(tasks):
+        if cluster:
+            _submit(tasks, jobs, cluster, cluster_options or {}, scratch)
+        elif jobs == 1:
+            for task in tasks:
+                run_task(task)
+        else:
+            context = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(jobs, context, _end_with_parent) as pool:
+                for future in as_completed([pool.submit(run_task, task) for task in tasks]):
+                    future.result()
+
+
+def _submit(tasks, jobs, cluster, options, scratch):
     try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
+        import submitit
+    except ImportError as error:
+        raise ValueError("--cluster needs submitit: pip install 'duplex-simulmt[cluster]'") from error
+    executor = submitit.AutoExecutor(folder=scratch, cluster=cluster)
+    executor.update_parameters(name="simulmt-sweep", cpus_per_task=tasks[0].threads if tasks else 1, **options)
+    if cluster == "slurm":
+        executor.update_parameters(slurm_array_parallelism=jobs)
+    for job in executor.map_array(run_task, tasks) if tasks else ():
+        job.result()
 
 
-def identity(point, source, reference, latency_unit):
-    """What a point's log depends on; a folder holds the log of one identity only."""
-    options = point.agent_options
-    model = checkpoint_folder(options.get("checkpoint"), options.get("backbone", point.agent_class().default_backbone))
-    return {
-        "agent": point.system.agent,
-        "options": options,
-        "latency_unit": latency_unit,
-        "source_sha256": sha256(source),
-        "reference_sha256": sha256(reference),
-        "checkpoint_sha256": {name: sha256(model / name) for name in FILES},
-    }
+def _end_with_parent():
+    """Worker processes end when the main process is killed, so that a new run finds no other at work."""
+
+    def watch():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
-def sha256(path):
-    """The SHA-256 of a file, in hexadecimal digits."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+@contextmanager
+def progress(tasks):
+    """A progress bar over all sentences of all tasks, counted in their timing files, wherever they run."""
+    counts, finished = [LineCount(task.folder / TIMING) for task in tasks], threading.Event()
+    bar = tqdm(total=sum(task.end - task.start for task in tasks), unit="sentence", smoothing=0.1)
+    bar.update(sum(count() for count in counts))
+    bar.initial = bar.n  # what was there before tells nothing of the time left
+
+    def show():
+        done = [count() for count in counts]
+        full = sum(n >= task.end - task.start for n, task in zip(done, tasks, strict=True))
+        bar.set_description(f"{full} of {len(tasks)} done", refresh=False)
+        bar.update(sum(done) - bar.n)
+
+    def watch():
+        while not finished.wait(POLL_SECONDS):
+            show()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        watcher.join()
+        show()
+        bar.close()
 
 
-def claim(folder, wanted):
-    """Mark `folder` as holding the run of the identity `wanted`; ValueError if it holds another's."""
-    path = folder / IDENTITY
-    wanted = json.loads(json.dumps(wanted))
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        differing = sorted(key for key in wanted if found.get(key) != wanted[key])
-        if differing:
-            raise ValueError(
-                f"{folder} holds a run with another {', '.join(differing)}; use --fresh (make: FRESH=1) to start over"
-            )
-    path.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+class LineCount:
+    """Counts the lines of a growing file; each call reads only what is new."""
+
+    def __init__(self, path):
+        self.path, self.place, self.lines = path, 0, 0
+
+    def __call__(self):
+        if self.path.is_file():
+            with open(self.path, "rb") as file:
+                file.seek(self.place)
+                new = file.read()
+            self.place += len(new)
+            self.lines += new.count(b"\n")
+        return self.lines

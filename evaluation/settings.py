@@ -53,6 +53,8 @@ class TestSettings:
     example_system: str = "duplex"  # whose middle point shows them
     compare: tuple[CompareSettings, ...] = ()
     threads: int = 1  # CPU threads; one is fastest for small models
+    words_per_second: float = 2.5  # speaking rate of the computation-aware latency
+    cluster: dict[str, Any] = field(default_factory=dict)  # options of submitit's executor, such as timeout_min
 
     def __post_init__(self):
         for key, valid in (("latency_unit", ("word", "char")), ("tokenize", tuple(BLEU.TOKENIZERS))):
@@ -60,6 +62,8 @@ class TestSettings:
                 raise ValueError(f"{key} {getattr(self, key)!r} is not known; use one of {', '.join(valid)}")
         if self.threads < 1:
             raise ValueError(f"threads = {self.threads}: use at least one")
+        if not self.words_per_second > 0:
+            raise ValueError(f"words_per_second = {self.words_per_second}: a rate is greater than 0")
         names = [system.name for system in self.systems]
         for name in (name for pair in self.compare for name in (pair.system, pair.baseline)):
             if name not in names:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +23,9 @@ from duplex_model.policies import EmitHeadPolicy
 from duplex_model.settings import load_settings
 from duplex_model.training.settings import TrainSettings
 from evaluation.__main__ import main
+from evaluation.logs import keep_lines, only_run, whole_lines
 from evaluation.metrics import read_records, reference_length, score_log, sentence_latency
 from evaluation.report import comparison_text, table
-from evaluation.run import keep_whole_lines
 from evaluation.settings import TestSettings, points_of, simuleval_arguments
 from evaluation.unfold import unfold
 
@@ -124,17 +125,19 @@ def test_a_log_without_output_is_an_error():
 def test_cut_lines_are_dropped(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b'{"a": 1}\n{"b": 2}\n{"c"')
-    assert keep_whole_lines(path) == 2 and path.read_bytes() == b'{"a": 1}\n{"b": 2}\n'
-    assert keep_whole_lines(path, 1) == 1 and path.read_bytes() == b'{"a": 1}\n'
-    assert keep_whole_lines(tmp_path / "none") == 0
+    assert whole_lines(path) == 2
+    keep_lines(path, 1)
+    assert path.read_bytes() == b'{"a": 1}\n'
+    path.write_bytes(b'{"a": 1}\n{"b": \n{"c": 2}\n')
+    assert whole_lines(path) == 1
+    assert whole_lines(tmp_path / "none") == 0
 
 
 def without_clock(folder):
     logs = {path.parent.name: read_records(path) for path in folder.glob("logs/*/instances.log")}
-    clock = ("first_token_ms", "first_token_ms_mean", "sentence_ms", "step_ms")
     results = json.loads((folder / "results.json").read_text())
     for result in results:
-        result["scores"] = {key: value for key, value in result["scores"].items() if key not in clock}
+        result["scores"] = {key: value for key, value in result["scores"].items() if "_ms" not in key}
     return logs, results
 
 
@@ -168,6 +171,44 @@ def test_two_jobs_equal_one(tmp_path, checkpoint):
     for jobs in ("1", "2"):
         main([str(config), "--output", str(tmp_path / jobs), "--jobs", jobs])
     assert without_clock(tmp_path / "1") == without_clock(tmp_path / "2")
+
+
+def test_shards_joined_equal_one_run(tmp_path, checkpoint):
+    """In two shards, as a cluster's array job, and after a shard was cut: the whole run's logs to the byte."""
+    config = write_config(tmp_path, checkpoint, sentences=5)
+    whole, parts, array = (tmp_path / name for name in ("whole", "parts", "array"))
+    main([str(config), "--output", str(whole)])
+    main([str(config), "--output", str(parts), "--shards", "2"])
+    assert without_clock(parts) == without_clock(whole)
+    shard = parts / "logs" / "wait-k_k=1" / "sentences-2-5"
+    keep_lines(shard / "instances.log", 1)
+    for path in parts.glob("logs/*/*.log"):
+        path.unlink()
+    main([str(config), "--output", str(parts), "--shards", "2", "--jobs", "2"])
+    pytest.importorskip("submitit", reason="the extra 'cluster' is not installed")
+    main([str(config), "--output", str(array), "--shards", "2", "--cluster", "local"])
+    for path in whole.glob("logs/*/instances.log"):
+        for other in (parts, array):
+            assert (other / path.relative_to(whole)).read_bytes() == path.read_bytes()
+    timing = read_records(parts / "logs" / "wait-k_k=1" / "timing.jsonl")
+    assert [record["index"] for record in timing] == list(range(5))
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm here")
+def test_a_sweep_on_slurm(tmp_path, checkpoint):
+    config = write_config(tmp_path, checkpoint)
+    main([str(config), "--output", str(tmp_path / "here")])
+    main([str(config), "--output", str(tmp_path / "slurm"), "--cluster", "slurm", "--jobs", "2"])
+    assert without_clock(tmp_path / "slurm") == without_clock(tmp_path / "here")
+
+
+def test_two_runs_into_one_folder_are_refused(tmp_path, checkpoint):
+    config, out = write_config(tmp_path, checkpoint, sentences=1, examples=[]), tmp_path / "out"
+    for held in (out, out / "logs" / "wait-k_k=1"):
+        held.mkdir(parents=True, exist_ok=True)
+        with only_run(held), pytest.raises(ValueError, match="another run is writing into"):
+            main([str(config), "--output", str(out)])
+    main([str(config), "--output", str(out)])
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path, checkpoint):

@@ -1,0 +1,99 @@
+"""The files of a point's log folder: complete lines, whose run it is, one writer at a time, shards joined."""
+
+import fcntl
+import hashlib
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+from duplex_model.checkpoint import FILES, checkpoint_folder
+
+LOG, TIMING, IDENTITY = "instances.log", "timing.jsonl", "point.json"
+
+
+@contextmanager
+def only_run(folder):
+    """Hold `folder` for this run; ValueError if another one holds it."""
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another run is writing into {folder}; wait for it, or give another --output") from error
+        yield
+
+
+def merge(folder, tasks):
+    """Join the logs of a point's finished shards in `folder`, as one run over all sentences would have written them."""
+    if [task.folder for task in tasks] == [folder]:
+        return
+    claim(folder, identity(tasks[0]))
+    for name in (LOG, TIMING):
+        replace_file(folder / name, b"".join((task.folder / name).read_bytes() for task in tasks))
+
+
+def whole_lines(path):
+    """How many complete JSON lines the file begins with; 0 if there is none."""
+    return sum(1 for _ in _whole_lines(path))
+
+
+def _whole_lines(path):
+    if path.is_file():
+        with open(path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n") or not _is_json(line):
+                    return
+                yield line
+
+
+def keep_lines(path, count):
+    """Cut `path` after its first `count` lines."""
+    replace_file(path, b"".join(line for line, _ in zip(_whole_lines(path), range(count), strict=False)))
+
+
+def replace_file(path, data):
+    """Write `path` at once: no reader sees half of it."""
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(data)
+    os.replace(scratch, path)
+
+
+def _is_json(line):
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def identity(task):
+    """What a task's log depends on, but for its range; a folder holds the log of one identity only."""
+    point, options = task.point, task.point.agent_options
+    model = checkpoint_folder(options.get("checkpoint"), options.get("backbone", point.agent_class().default_backbone))
+    return {
+        "agent": point.system.agent,
+        "options": options,
+        "latency_unit": task.latency_unit,
+        "source_sha256": sha256(task.source),
+        "reference_sha256": sha256(task.reference),
+        "checkpoint_sha256": {name: sha256(model / name) for name in FILES},
+    }
+
+
+def sha256(path):
+    """The SHA-256 of a file, in hexadecimal digits."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def claim(folder, wanted):
+    """Mark `folder` as holding the run of the identity `wanted`; ValueError if it holds another's."""
+    path = folder / IDENTITY
+    wanted = json.loads(json.dumps(wanted))
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        differing = sorted(key for key in wanted if found.get(key) != wanted[key])
+        if differing:
+            raise ValueError(
+                f"{folder} holds a run with another {', '.join(differing)}; use --fresh (make: FRESH=1) to start over"
+            )
+    path.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
