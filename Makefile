@@ -4,7 +4,7 @@ DATA ?= $(or $(DUPLEX_DATA_DIR),data)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint train sweep clean
+.PHONY: demo test lint train sweep data clean
 
 demo: $(READY)  ## five lam, five k and both whole-sentence systems on the packaged sentences; LIMIT=n for the first n, FRESH=1 to run again, JOBS=n points at once
 	$(BIN)/python -m evaluation eval_configs/demo.yaml --jobs $(JOBS) $(if $(LIMIT),--limit $(LIMIT) --output runs/demo-$(LIMIT)) $(if $(FRESH),--fresh)
@@ -20,6 +20,9 @@ train: $(READY)  ## CONFIG=duplex_model/recipes/NAME.yaml DATA=folder
 
 sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder; JOBS=n tasks at once, SHARDS=n parts of the test set, CLUSTER=slurm
 	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA) --jobs $(JOBS) $(if $(SHARDS),--shards $(SHARDS)) $(if $(CLUSTER),--cluster $(CLUSTER)) $(if $(FRESH),--fresh)
+
+data: $(READY)  ## TESTSET=iwslt17 LANGUAGES=de-en: one of sacreBLEU's test sets; training text: see README
+	$(BIN)/python -m evaluation.testsets $(TESTSET) $(LANGUAGES)
 
 # torch first and exactly: an open range would take the largest build there is.
 $(READY): setup.cfg pyproject.toml

@@ -26,8 +26,9 @@ from evaluation.logs import IDENTITY, LOG, TIMING, only_run
 from evaluation.metrics import read_records, score_computation_aware, score_log, score_timing
 from evaluation.report import comparison_text, draw_frontier, load_points, table, write_csv
 from evaluation.run import sweep
-from evaluation.settings import TestSettings, find_file, points_of, simuleval_arguments
+from evaluation.settings import TestSettings, points_of, simuleval_arguments
 from evaluation.statistics import compare, points_of_logs
+from evaluation.testsets import test_files
 from evaluation.unfold import unfold
 
 PACKAGES = ("torch", "transformers", "simuleval", "sacrebleu", "sentencepiece", "numpy")
@@ -136,9 +137,7 @@ def main(arguments=None):
     args = parse_arguments(arguments)
     settings = load_settings(TestSettings, args.config)
     points = points_of(settings)
-    source, reference = (
-        find_file(name, args.config.parent, args.data_dir) for name in (settings.source, settings.reference)
-    )
+    source, reference = test_files(settings, args.config.parent, args.data_dir)
     check_aligned(source, reference)
     output = args.output or Path("results") / settings.name
     check_points(settings, points, source, reference, output)

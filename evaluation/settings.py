@@ -2,15 +2,18 @@
 
 import importlib
 import itertools
+import logging
 from argparse import ArgumentParser
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sacrebleu.metrics import BLEU
 from simuleval import options as simuleval_options
 
 from evaluation.metrics import LATENCIES
+from evaluation.testsets import language_defaults
+
+logger = logging.getLogger("evaluation")
 
 
 @dataclass(frozen=True)
@@ -39,16 +42,19 @@ class CompareSettings:
 
 @dataclass(frozen=True)
 class TestSettings:
-    """Relative paths are looked up beside the YAML file, then below the data directory."""
+    """Either `source` and `reference`, files looked up beside the YAML file, then below the data directory, or
+    `testset` and `languages`. Latency unit and tokenizer follow from the target language unless they are given."""
 
     __test__ = False  # not a pytest class
 
     name: str  # of the folder below results/
-    source: str
-    reference: str
     systems: tuple[SystemSettings, ...]
-    latency_unit: str = "word"  # of the output: word or char
-    tokenize: str = "13a"  # sacreBLEU tokenizer
+    source: str | None = None
+    reference: str | None = None
+    testset: str | None = None  # a name of sacreBLEU's, such as iwslt17
+    languages: str | None = None  # such as de-en
+    latency_unit: str | None = None  # of the output: word or char
+    tokenize: str | None = None  # sacreBLEU tokenizer
     examples: tuple[int, ...] = ()  # lines (from 1) shown as they unfold
     example_system: str = "duplex"  # whose middle point shows them
     compare: tuple[CompareSettings, ...] = ()
@@ -57,6 +63,13 @@ class TestSettings:
     cluster: dict[str, Any] = field(default_factory=dict)  # options of submitit's executor, such as timeout_min
 
     def __post_init__(self):
+        if bool(self.testset) == bool(self.source and self.reference) or self.testset and not self.languages:
+            raise ValueError("give either source and reference, or testset and languages")
+        unit, tokenizer, notice = language_defaults(self.languages)
+        if notice and self.tokenize is None:
+            logger.warning(notice)
+        object.__setattr__(self, "latency_unit", self.latency_unit or unit)
+        object.__setattr__(self, "tokenize", self.tokenize or tokenizer)
         for key, valid in (("latency_unit", ("word", "char")), ("tokenize", tuple(BLEU.TOKENIZERS))):
             if getattr(self, key) not in valid:
                 raise ValueError(f"{key} {getattr(self, key)!r} is not known; use one of {', '.join(valid)}")
@@ -113,15 +126,6 @@ def points_of(settings):
         if labels.count(label) > 1:
             raise ValueError(f"the point {label!r} occurs twice; give the systems different names")
     return points
-
-
-def find_file(name, config_folder, data_dir):
-    """The path of a test-set file. Raises FileNotFoundError naming both places."""
-    places = [Path(config_folder) / name, Path(data_dir) / name]
-    for place in places:
-        if place.is_file():
-            return place
-    raise FileNotFoundError(f"{name}: neither {places[0]} nor {places[1]} exists; set --data-dir or $DUPLEX_DATA_DIR")
 
 
 class PointParser(ArgumentParser):
