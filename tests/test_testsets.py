@@ -33,12 +33,9 @@ def test_a_configuration_s_own_choice_wins(tmp_path):
     assert (settings.latency_unit, settings.tokenize) == ("char", "char")
 
 
-@pytest.mark.parametrize(
-    "keys", ["source: a", "testset: wmt19", "{source: a, reference: b, testset: c, languages: d-e}"]
-)
+@pytest.mark.parametrize("keys", ["source: a", "testset: wmt19", "source: a, reference: b, testset: c, languages: d-e"])
 def test_either_files_or_a_test_set(keys, tmp_path):
-    keys = keys.strip("{}")
-    (tmp_path / "a.yaml").write_text("{name: a, systems: [], %s}" % keys)
+    (tmp_path / "a.yaml").write_text(f"{{name: a, systems: [], {keys}}}")
     with pytest.raises(ValueError, match="give either source and reference, or testset and languages"):
         load_settings(TestSettings, tmp_path / "a.yaml")
 
