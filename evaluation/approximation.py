@@ -1,0 +1,126 @@
+"""`python -m evaluation.approximation PREFIX`: what the grid's approximation costs on a trained model.
+
+The product's form against the exact one (`duplex_model.exact`), which every cell attends with its own query: mean KL of
+the next-token distribution over the cells of the reference (nats), and BLEU and AL when each form decides and writes.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import mean
+
+import torch
+from sacrebleu.metrics import BLEU
+
+from duplex_model.checkpoint import load_checkpoint
+from duplex_model.data import load_examples, read_pairs
+from duplex_model.engine import Engine
+from duplex_model.exact import exact_forward
+from duplex_model.model import Block
+from duplex_model.policies import EmitHeadPolicy
+from evaluation.metrics import average_lagging
+
+
+@dataclass(frozen=True)
+class ExactState:
+    """A `GridState` without a cache: each cell is computed from its whole prefix, in the exact form."""
+
+    model: object
+    anchor: int
+    source_ids: tuple
+    target_ids: tuple
+    steps: int = 0
+
+    def read(self, ids):
+        return replace(self, source_ids=self.source_ids + tuple(ids), steps=self.steps + 1)
+
+    def write(self, token):
+        return replace(self, target_ids=self.target_ids + (token,), steps=self.steps + 1)
+
+    @cached_property
+    def cell(self):
+        """The last-layer states of the current cell, as a Block of one cell."""
+        ids = (torch.tensor([tokens]) for tokens in (self.source_ids, self.target_ids))
+        return Block(*(stream[:, -1:, -1:] for stream in exact_forward(self.model, *ids, self.anchor)), cache=None)
+
+    def logits(self):
+        return self, self.model.lm_logits(self.cell.outputs)[0, 0, 0].float()
+
+    def emit_logit(self, lam):
+        return self.model.emit_logits(self.cell, torch.tensor([lam])).item()
+
+
+class ExactEngine(Engine):
+    """The engine over the exact form."""
+
+    def _state(self, anchor):
+        tokenizer, config = self.tokenizer, self.model.config
+        return ExactState(self.model, anchor or config.anchor, (tokenizer.bos_id,), (tokenizer.seed_id,))
+
+
+def translate(engine, line, policy):
+    """(words, delays) of one sentence, fed word by word; delays in words read."""
+    stream, source, words, delays = engine.open(), line.split(), [], []
+    for position, word in enumerate(source):
+        stream.read(word, finished=position == len(source) - 1)
+        for written in stream.advance(policy):
+            words.append(written)
+            delays.append(stream.words_read)
+    return words, delays
+
+
+@torch.inference_mode()
+def divergence(model, examples):
+    """(mean KL(exact || product) of the next-token distribution in nats, cells) over the decision rows."""
+    total, cells = 0.0, 0
+    for example in examples:
+        ids = torch.tensor([example.source]), torch.tensor([example.target[:-1]])
+        grid, (_, exact) = model(*ids), exact_forward(model, *ids)
+        p, q = (model.lm_logits(states[0, example.decision_rows]).log_softmax(-1) for states in (exact, grid.outputs))
+        total += (p.exp() * (p - q)).sum().item()
+        cells += p[..., 0].numel()
+    return total / cells, cells
+
+
+def free_run(engine, pairs, policy):
+    """{BLEU, AL} of the engine on pairs of lines."""
+    outputs = [translate(engine, source, policy) for source, _ in pairs]
+    lags = [
+        average_lagging(delays, len(source.split()), len(reference.split()))
+        for (_, delays), (source, reference) in zip(outputs, pairs, strict=True)
+        if delays
+    ]
+    bleu = BLEU().corpus_score([" ".join(words) for words, _ in outputs], [[reference for _, reference in pairs]])
+    return {"BLEU": bleu.score, "AL": mean(lags)}
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m evaluation.approximation", description=__doc__)
+    parser.add_argument("prefix", type=Path, help="parallel text without the language: PREFIX.de and PREFIX.en")
+    parser.add_argument("--checkpoint", help="model folder (default: the packaged German-English weights)")
+    parser.add_argument("--source-language", default="de")
+    parser.add_argument("--target-language", default="en")
+    parser.add_argument("--lam", type=float, nargs="+", default=[0.005, 0.02, 0.08])
+    parser.add_argument("--limit", type=int, default=100, help="sentences")
+    parser.add_argument("--output", type=Path, help="also write the JSON there")
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    model, tokenizer = load_checkpoint(args.checkpoint)
+    pairs = read_pairs(args.prefix, args.source_language, args.target_language)[: args.limit]
+    kl, cells = divergence(model, load_examples(tokenizer, pairs, model.config.anchor))
+    result = {"prefix": args.prefix.name, "sentences": len(pairs), "kl_nats": kl, "cells": cells, "points": []}
+    engines = {"product": Engine(model, tokenizer), "exact": ExactEngine(model, tokenizer)}
+    for lam in args.lam:
+        scores = {name: free_run(engine, pairs, EmitHeadPolicy(lam)) for name, engine in engines.items()}
+        result["points"].append({"lam": lam, **scores})
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

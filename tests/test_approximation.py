@@ -1,0 +1,53 @@
+import json
+
+import pytest
+import torch
+from conftest import DEMO, demo_pairs, tiny_grid, tokens
+
+from duplex_model.data import make_example
+from duplex_model.engine import Engine, Limits
+from duplex_model.exact import exact_forward
+from duplex_model.policies import EmitHeadPolicy
+from evaluation.approximation import ExactEngine, ExactState, divergence, main, translate
+
+
+def test_one_layer_has_no_gap(tokenizer):
+    """With one layer the two forms are the same: no divergence, and the same words at the same times."""
+    model, policy = tiny_grid(num_hidden_layers=1, vocab_size=tokenizer.vocab_size), EmitHeadPolicy(0.05)
+    examples = [make_example(tokenizer, *pair) for pair in demo_pairs()[:3]]
+    kl, cells = divergence(model, examples)
+    assert kl == pytest.approx(0, abs=1e-9)
+    assert cells == sum(len(e.decision_rows) * (len(e.target) - 1) for e in examples)
+    engines = [engine(model, tokenizer, Limits(0.3, 3)) for engine in (Engine, ExactEngine)]
+    for source, _ in demo_pairs()[:3]:
+        product, exact = (translate(engine, source, policy) for engine in engines)
+        assert product == exact and product[0]
+
+
+def test_several_layers_do(tokenizer):
+    model = tiny_grid(vocab_size=tokenizer.vocab_size)
+    assert divergence(model, [make_example(tokenizer, *demo_pairs()[0])])[0] > 1e-4
+
+
+def test_a_state_s_cell_is_the_exact_form_s():
+    model, (source, target) = tiny_grid(), tokens(5, 4, B=1)
+    source_ids, target_ids = source[0].tolist(), target[0].tolist()
+    state = ExactState(model, 64, tuple(source_ids[:2]), tuple(target_ids[:1])).write(target_ids[1])
+    state = state.read(source_ids[2:4])
+    with torch.no_grad():
+        inputs, outputs = exact_forward(model, source[:, :4], target[:, :2])
+        torch.testing.assert_close(state.cell.outputs[0, 0, 0], outputs[0, -1, -1], rtol=0, atol=1e-10)
+        torch.testing.assert_close(state.cell.inputs[0, 0, 0], inputs[0, -1, -1], rtol=0, atol=1e-10)
+    assert state.steps == 2
+
+
+def test_a_run_over_files(tmp_path, checkpoint, capsys):
+    for name, copy in (("source.de", "text.de"), ("reference.en", "text.en")):
+        (tmp_path / copy).write_bytes((DEMO / name).read_bytes())
+    out = tmp_path / "gap.json"
+    main(
+        [str(tmp_path / "text"), "--checkpoint", str(checkpoint), "--limit", "1", "--lam", "0.1", "--output", str(out)]
+    )
+    (point,) = json.loads(out.read_text())["points"]
+    assert point["lam"] == 0.1 and {"BLEU", "AL"} == set(point["product"]) == set(point["exact"])
+    assert '"kl_nats"' in capsys.readouterr().out
