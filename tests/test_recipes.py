@@ -1,0 +1,54 @@
+"""The shipped training recipes, for a few steps on the repository's own sentences."""
+
+import os
+
+import pytest
+import torch
+import yaml
+from conftest import DEMO, ROOT
+
+from duplex_model import train
+from duplex_model.checkpoint import load_checkpoint
+from duplex_model.config import DuplexConfig
+from duplex_model.model import DuplexModel
+from duplex_model.settings import load_settings
+from duplex_model.training.settings import TrainSettings
+
+RECIPES = sorted(ROOT.glob("duplex_model/recipes/*.yaml"))
+SMALL = {"steps": 2, "validate_every": 2, "warmup": 1}
+
+
+def parameters(path):
+    settings = load_settings(TrainSettings, path)
+    with torch.device("meta"):
+        model = DuplexModel(DuplexConfig(vocab_size=settings.vocab_size, pad_token_id=0, **settings.model))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_sizes(path):
+    low, high = (25e6, 60e6) if path.stem.endswith("-gpu") else (4e6, 8e6)
+    assert low <= parameters(path) <= high
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in RECIPES if path.stem in ("tatoeba-de-en", "freely-licensed-de-en-gpu")]
+)
+def test_a_few_steps_on_the_cpu(path, tmp_path, monkeypatch):
+    """Both stages in the recipe's own size and precision; the weights then load."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    for name, copy in (("source.de", "text.de"), ("reference.en", "text.en")):
+        (tmp_path / copy).write_bytes((DEMO / name).read_bytes())
+    recipe = yaml.safe_load(path.read_text())
+    recipe["data"] |= {"train": ["text"], "dev": "text", "dev_sentences": 4}
+    recipe |= {"vocab_size": 700, "threads": 1}
+    recipe["lm"] |= {**SMALL, "budget": 200}
+    recipe["duplex"] |= {**SMALL, "budget": 600}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    threads = torch.get_num_threads()
+    train.main([str(tmp_path / "recipe.yaml"), "--data-dir", str(tmp_path), "--output", str(tmp_path / "run")])
+    torch.set_num_threads(threads)
+    assert os.path.getsize(tmp_path / "run" / "stage-duplex" / "log.jsonl") > 0
+    for name in ("lm", "duplex"):
+        model, _ = load_checkpoint(tmp_path / "run", name)
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
