@@ -29,6 +29,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--source-language", default="de")
     parser.add_argument("--target-language", default="en")
     parser.add_argument("--lam", type=float, nargs="+", help="prices of the head (default: its trained range)")
+    parser.add_argument("--theta", type=float, nargs="+", default=[0.5], help="EMIT thresholds of the head")
     parser.add_argument("--limit", type=int, help="only the first LIMIT sentences")
     parser.add_argument("--max-tokens", type=int, default=128, help="longer sentences (pieces a side) are left out")
     parser.add_argument("--output", type=Path, help="also write the JSON there")
@@ -61,11 +62,27 @@ def path_cost(heatmap, exits):
     return np.array([nats, sum(exits)])
 
 
+def batches_of(examples):
+    """The examples as batches of BUDGET cells."""
+    for indices in make_batches(examples, BUDGET, lambda X, Y: X * Y, np.random.default_rng(0)):
+        yield collate([examples[i] for i in indices])
+
+
+def trained_prices(config, count=8):
+    """Prices that span the range that the head was trained on."""
+    return np.unique(np.geomspace(config.lam_min, config.lam_max, count).round(5)).tolist()
+
+
 @torch.inference_mode()
-def measure(model, batches, prices):
-    """{policy: {value: [nats a target token, Area as a share of all cells]}} over the batches."""
+def measure(model, batches, prices, thetas=(0.5,)):
+    """{policy: {value: [nats a target token, Area as a share of all cells]}} over the batches.
+
+    The head is asked for every price (its values) and every theta ("price, theta", unless there is only one theta).
+    """
     loss, sums, size = DuplexLoss(model, prices[0]).eval(), {}, np.zeros(2)
     best_prices = torch.tensor(LAM)
+    bounds = torch.tensor(thetas).logit()[:, None, None, None, None]
+    labels = [lam if len(thetas) == 1 else f"{lam}, {theta}" for theta in thetas for lam in prices]
 
     def add(policy, value, cost):
         sums[policy, value] = sums.get((policy, value), 0) + cost
@@ -73,7 +90,7 @@ def measure(model, batches, prices):
     for batch in batches:
         real, _, _ = grid_masks(batch)
         block, heatmap = loss.grid(batch, real)
-        emits = model.emit_logits(block, torch.tensor(prices)) > 0
+        emits = (model.emit_logits(block, torch.tensor(prices)) > bounds).flatten(0, 1)
         best = loss.paths(heatmap, batch, best_prices)
         for i, (R, Y) in enumerate(zip(batch.row_count.tolist(), batch.target_len.tolist(), strict=True)):
             grid = heatmap[i, :R, :Y].double().numpy()
@@ -81,7 +98,7 @@ def measure(model, batches, prices):
             size += [Y, R * Y]
             for k in K:
                 add("wait-k", k, path_cost(grid, wait_k_exits(k, R, heights)))
-            for lam, asked in zip(prices, emits[:, i, :R, :Y].tolist(), strict=True):
+            for lam, asked in zip(labels, emits[:, i, :R, :Y].tolist(), strict=True):
                 add("head", lam, path_cost(grid, head_exits(asked, heights)))
             for lam, mask in zip(LAM, best[:, i, :R].sum(-1).tolist(), strict=True):
                 add("best path", lam, path_cost(grid, mask))
@@ -91,17 +108,18 @@ def measure(model, batches, prices):
     return curves
 
 
+def nats_at(curve, area):
+    """Nats a target token of a policy's points at this Area, on straight lines between them; None outside."""
+    points = np.array(sorted(curve.values(), key=lambda point: point[1]))
+    inside = points[0, 1] <= area <= points[-1, 1]
+    return float(np.interp(area, points[:, 1], points[:, 0])) if inside else None
+
+
 def reached(curves):
     """{lam: share of the way from wait-k to the best path that the head goes at its Area}; None outside their range."""
-
-    def nats_at(policy, area):
-        points = np.array(sorted(curves[policy].values(), key=lambda point: point[1]))
-        inside = points[0, 1] <= area <= points[-1, 1]
-        return float(np.interp(area, points[:, 1], points[:, 0])) if inside else None
-
     shares = {}
     for lam, (nats, area) in curves["head"].items():
-        wait_k, best = nats_at("wait-k", area), nats_at("best path", area)
+        wait_k, best = nats_at(curves["wait-k"], area), nats_at(curves["best path"], area)
         shares[lam] = None if None in (wait_k, best) else (wait_k - nats) / (wait_k - best)
     return shares
 
@@ -109,12 +127,9 @@ def reached(curves):
 def main(arguments=None):
     args = parse_arguments(arguments)
     model, tokenizer = load_checkpoint(args.checkpoint)
-    config = model.config
-    prices = args.lam or np.geomspace(config.lam_min, config.lam_max, 8).round(5).tolist()
     pairs = read_pairs(args.prefix, args.source_language, args.target_language)[: args.limit]
     examples = load_examples(tokenizer, pairs, args.max_tokens)
-    indices = make_batches(examples, BUDGET, lambda X, Y: X * Y, np.random.default_rng(0))
-    curves = measure(model, (collate([examples[i] for i in batch]) for batch in indices), prices)
+    curves = measure(model, batches_of(examples), args.lam or trained_prices(model.config), args.theta)
     shares = reached(curves)
     print(f"{'policy':12}{'value':>10}{'nats/token':>12}{'area':>8}{'reached':>9}")
     for policy, points in curves.items():

@@ -1,0 +1,130 @@
+"""`python -m evaluation.ablations CONFIG.yaml`: short trainings that differ in one setting, and what each does on dev.
+
+Every variant trains stage 2 from the same stage-1 weights, unless it changes stage 1 itself; finished ones are not run
+again. Measured on dev, teacher-forced: nats a target token with the whole source read, those of the EMIT head and of
+wait-k on the same weights at equal Area, and the share of the way to the best path (`reached`).
+Writes OUTPUT/ablations.json and OUTPUT/ablations.md.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from duplex_model.checkpoint import load_checkpoint
+from duplex_model.data import load_examples, read_pairs
+from duplex_model.settings import from_mapping, load_settings
+from duplex_model.training.settings import TrainSettings
+from evaluation.teacher_forced import batches_of, measure, nats_at, reached, trained_prices
+
+THETAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class AblationSettings:
+    """Keys of the YAML file."""
+
+    name: str
+    recipe: str  # training recipe, beside this file or from the working directory
+    base: dict[str, Any]  # changes of the recipe that all variants share
+    variants: dict[str, Any]  # name -> changes of the base
+    areas: tuple[float, ...] = (0.3, 0.35, 0.4, 0.45)  # at which head and wait-k are compared
+    sentences: int = 300  # of dev
+    sweep_theta: tuple[str, ...] = field(default_factory=tuple)  # variants whose theta is swept at one lam
+
+
+def merged(settings, changes):
+    """The nested mapping `settings` with `changes` put in."""
+    result = dict(settings)
+    for key, value in changes.items():
+        result[key] = merged(result.get(key, {}), value) if isinstance(value, dict) else value
+    return result
+
+
+def train(recipe, folder, shared, data_dir, processes):
+    """Run the recipe in `folder` unless it is finished; from the stage-1 model of the run `shared`, if one is given."""
+    if (folder / "duplex" / "config.json").is_file():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("tokenizer", "lm"):
+        if shared and not (folder / part).is_dir():
+            shutil.copytree(shared / part, folder / part)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += ["-m", "duplex_model.train", str(folder / "recipe.yaml"), "--output", str(folder)]
+    command += ["--data-dir", str(data_dir), *(["--stage", "duplex"] if shared else [])]
+    subprocess.run(command, check=True)
+
+
+def score(folder, settings, data_dir, areas, sentences, thetas=(0.5,)):
+    """What the trained variant in `folder` does on dev, ready for JSON."""
+    model, tokenizer = load_checkpoint(folder)
+    data = settings.data
+    pairs = read_pairs(data_dir / data.dev, data.source, data.target)[:sentences]
+    curves = measure(
+        model, batches_of(load_examples(tokenizer, pairs, data.max_tokens)), trained_prices(model.config), thetas
+    )
+    shares = [share for share in reached(curves).values() if share is not None]
+    return {
+        "whole_source": curves["wait-k"][max(curves["wait-k"])][0],
+        "at_area": [
+            {"area": area, "wait_k": nats_at(curves["wait-k"], area), "head": nats_at(curves["head"], area)}
+            for area in areas
+        ],
+        "reached": sum(shares) / len(shares) if shares else None,
+        "curves": curves,
+    }
+
+
+def table(results, areas):
+    """The results as a Markdown table; a nats cell is head / wait-k."""
+    lines = ["| variant | whole source | " + " | ".join(f"area {area:g}" for area in areas) + " | reached |"]
+    lines.append("|---" * (len(areas) + 3) + "|")
+    for name, result in results.items():
+        cells = [
+            " / ".join("-" if place[key] is None else f"{place[key]:.3f}" for key in ("head", "wait_k"))
+            for place in result["at_area"]
+        ]
+        share = "-" if result["reached"] is None else f"{result['reached']:.1%}"
+        lines.append(f"| {name} | {result['whole_source']:.3f} | " + " | ".join(cells) + f" | {share} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m evaluation.ablations", description=__doc__)
+    parser.add_argument("config", type=Path, help="YAML file with the keys of AblationSettings")
+    parser.add_argument("--data-dir", type=Path, default=os.environ.get("DUPLEX_DATA_DIR", "data"))
+    parser.add_argument("--runs", type=Path, help="folder of the trainings (default: runs/NAME)")
+    parser.add_argument("--output", type=Path, help="folder of the results (default: results/NAME)")
+    parser.add_argument("--processes", type=int, default=2, help="processes of a training")
+    args = parser.parse_args(arguments)
+    ablation = load_settings(AblationSettings, args.config)
+    beside = args.config.parent / ablation.recipe
+    recipe = yaml.safe_load((beside if beside.is_file() else Path(ablation.recipe)).read_text(encoding="utf-8"))
+    recipes = {name: merged(merged(recipe, ablation.base), changes) for name, changes in ablation.variants.items()}
+    checked = {name: from_mapping(TrainSettings, values, f"{args.config}: {name}") for name, values in recipes.items()}
+    runs, output = args.runs or Path("runs") / ablation.name, args.output or Path("results") / ablation.name
+    output.mkdir(parents=True, exist_ok=True)
+    results, first = {}, None
+    for name, values in recipes.items():
+        folder = runs / name.replace(" ", "-")
+        own_stage_1 = first is None or {"lm", "data", "vocab_size"} & set(ablation.variants[name])
+        train(values, folder, None if own_stage_1 else first, args.data_dir, args.processes)
+        first = first or folder
+        thetas = THETAS if name in ablation.sweep_theta else (0.5,)
+        scored = score(folder, checked[name], args.data_dir, ablation.areas, ablation.sentences, thetas)
+        results[name] = {"changes": ablation.variants[name], **scored}
+        (output / "ablations.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        (output / "ablations.md").write_text(table(results, ablation.areas), encoding="utf-8")
+        print(table(results, ablation.areas), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+import json
+
+import pytest
+import yaml
+from conftest import DEMO, TINY
+
+from evaluation.ablations import main, merged
+
+RECIPE = {
+    "name": "tiny",
+    "vocab_size": 700,
+    "threads": 1,
+    "data": {"train": ["text"], "dev": "text", "dev_sentences": 4},
+    "model": {key: value for key, value in TINY.items() if key != "pad_token_id"},
+    "lm": {"steps": 1, "budget": 200, "lr": 1e-3, "validate_every": 1},
+    "duplex": {"steps": 1, "budget": 600, "lr": 1e-3, "validate_every": 1},
+}
+
+
+def test_changes_go_into_nested_settings():
+    assert merged({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}, "e": {"f": 5}}) == {
+        "a": 1,
+        "b": {"c": 4, "d": 3},
+        "e": {"f": 5},
+    }
+
+
+def test_two_variants(tmp_path, monkeypatch, capsys):
+    """Real trainings of one step: shared stage 1, a table, and nothing is trained twice."""
+    for name, copy in (("source.de", "text.de"), ("reference.en", "text.en")):
+        (tmp_path / copy).write_bytes((DEMO / name).read_bytes())
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    variants = {"base": {}, "fixed lam": {"duplex": {"lam_min": 0.1, "lam_max": 0.1}}}
+    config = {"name": "tiny", "recipe": "recipe.yaml", "base": {}, "variants": variants, "sentences": 3}
+    (tmp_path / "ablations.yaml").write_text(yaml.safe_dump({**config, "sweep_theta": ["fixed lam"]}))
+    arguments = [str(tmp_path / "ablations.yaml"), "--data-dir", str(tmp_path), "--processes", "1"]
+    arguments += ["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]
+    main(arguments)
+    lm = [(tmp_path / "runs" / run / "lm" / "model.safetensors").read_bytes() for run in ("base", "fixed-lam")]
+    assert lm[0] == lm[1]
+    results = json.loads((tmp_path / "out" / "ablations.json").read_text())
+    assert list(results) == list(variants) and len(results["fixed lam"]["curves"]["head"]) == 9
+    assert all(result["whole_source"] > 0 for result in results.values())
+    lines = (tmp_path / "out" / "ablations.md").read_text().splitlines()
+    assert len(lines) == 4 and lines[3].startswith("| fixed lam | ")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("trained again"))
+    main(arguments)
+    assert "fixed lam" in capsys.readouterr().out
