@@ -17,7 +17,7 @@ logger = logging.getLogger("agents")
 
 
 class StreamAgent(TextToTextAgent):
-    """A SimulEval agent over one `Stream` a sentence; subclasses say which policy.
+    """A SimulEval agent over one `Stream` a sentence; subclasses say which policy, made anew for each sentence.
 
     Every source word that SimulEval pushes is read; all words that the policy then emits go into one WriteAction.
     """
@@ -25,7 +25,7 @@ class StreamAgent(TextToTextAgent):
     default_backbone = "duplex"
 
     def __init__(self, args, engine=None):
-        self.stream_policy, limits = self.check(args)
+        _, limits = self.check(args)
         source, target = (getattr(args, name, None) for name in ("source", "target"))
         check_aligned(source, target)
         if engine is None:
@@ -48,6 +48,10 @@ class StreamAgent(TextToTextAgent):
     def build_policy(args):
         """The policy of the options; ValueError if a value is out of range."""
         raise NotImplementedError
+
+    def open_policy(self):
+        """The policy of the sentence that comes next; it may keep state."""
+        return self.build_policy(self.args)
 
     @staticmethod
     def add_args(parser):
@@ -74,7 +78,7 @@ class StreamAgent(TextToTextAgent):
 
     def reset(self):
         super().reset()
-        self.stream = self.engine.open()
+        self.stream, self.stream_policy = self.engine.open(), self.open_policy()
         self.timing.open()
 
     def to(self, device, *args, fp16=False, **kwargs):
@@ -110,6 +114,17 @@ class StreamAgent(TextToTextAgent):
             if self.reject_long:
                 raise ValueError(message)
             logger.warning(message)
+
+
+class BaselineAgent(StreamAgent):
+    """An agent over either backbone: the stage-1 causal LM unless `--backbone` says otherwise."""
+
+    default_backbone = "lm"
+
+    @staticmethod
+    def add_args(parser):
+        StreamAgent.add_args(parser)
+        parser.add_argument("--backbone", choices=("duplex", "lm"), default="lm", help="which packaged model")
 
 
 class Timing:

@@ -2,21 +2,14 @@
 
 from simuleval.utils import entrypoint
 
-from agents.base import StreamAgent
+from agents.base import BaselineAgent
 from duplex_model.policies import Offline
 
 
 @entrypoint
-class OfflineAgent(StreamAgent):
+class OfflineAgent(BaselineAgent):
     """The quality that the same weights reach without any latency constraint."""
-
-    default_backbone = "lm"
 
     @staticmethod
     def build_policy(args):
         return Offline()
-
-    @staticmethod
-    def add_args(parser):
-        StreamAgent.add_args(parser)
-        parser.add_argument("--backbone", choices=("duplex", "lm"), default="lm", help="which packaged model")

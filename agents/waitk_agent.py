@@ -2,15 +2,13 @@
 
 from simuleval.utils import entrypoint
 
-from agents.base import StreamAgent
+from agents.base import BaselineAgent
 from duplex_model.policies import WaitK
 
 
 @entrypoint
-class WaitKAgent(StreamAgent):
+class WaitKAgent(BaselineAgent):
     """Read k words, then write one word for each word read."""
-
-    default_backbone = "lm"
 
     @staticmethod
     def build_policy(args):
@@ -18,6 +16,5 @@ class WaitKAgent(StreamAgent):
 
     @staticmethod
     def add_args(parser):
-        StreamAgent.add_args(parser)
+        BaselineAgent.add_args(parser)
         parser.add_argument("--k", type=int, default=3, help="words to read before the first word is written")
-        parser.add_argument("--backbone", choices=("duplex", "lm"), default="lm", help="which packaged model")

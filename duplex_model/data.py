@@ -48,9 +48,9 @@ class Batch:
         return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
-def make_example(tokenizer, source, target):
-    """Tokenise one sentence pair (two strings) into an Example."""
-    s_ids, t_ids = tokenizer.encode(source), tokenizer.encode(target)
+def make_example(tokenizer, source, target, source_limit=None):
+    """Tokenise one sentence pair (two strings) into an Example; of the source's pieces the first `source_limit`."""
+    s_ids, t_ids = tokenizer.encode(source)[:source_limit], tokenizer.encode(target)
     s_ends = tokenizer.word_ends(s_ids, tokenizer.source_unit)
     t_ends = tokenizer.word_ends(t_ids, tokenizer.target_unit)
     s_word = np.concatenate([[0], np.cumsum(s_ends)[:-1]]).astype(int).tolist() if s_ids else []
@@ -80,6 +80,12 @@ def read_lines(path):
     return [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
 
 
+def simuleval_lines(path):
+    """The lines of a text file as SimulEval numbers them: a lone carriage return ends one, too."""
+    with open(path, encoding="utf-8") as file:
+        return file.readlines()
+
+
 def check_aligned(source, reference):
     """Raise FileNotFoundError for a missing file, ValueError if the two (None: not given) differ in their line counts.
 
@@ -89,8 +95,7 @@ def check_aligned(source, reference):
     for path in (source, reference):
         if path:
             read_lines(path)  # for its errors
-            with open(path, encoding="utf-8") as file:
-                counts.append(sum(1 for _ in file))
+            counts.append(len(simuleval_lines(path)))
     if len(set(counts)) > 1:
         raise ValueError(
             f"{source} has {counts[0]} lines but {reference} has {counts[1]}; source and reference must be aligned"

@@ -70,19 +70,22 @@ class Stream:
         self.engine, self.state = engine, state
         self.words_read = self.words_written = 0
         self.source_finished = self.target_finished = self.truncated = False
+        self.undone_steps = 0  # model calls that a `restore` took back
 
     def snapshot(self):
         """Everything that changes, to be given to `restore`; shares all tensors."""
         return dict(self.__dict__)
 
     def restore(self, snapshot):
-        """Go back to a `snapshot` of this stream."""
+        """Go back to a `snapshot` of this stream. Model calls made since then stay counted in `steps`."""
+        steps = self.steps
         self.__dict__.update(snapshot)
+        self.undone_steps = steps - self.state.steps
 
     @property
     def steps(self):
-        """Model calls for this sentence so far."""
-        return self.state.steps
+        """Model calls for this sentence so far, those for words that were not kept included."""
+        return self.state.steps + self.undone_steps
 
     @property
     def x_vis(self):
@@ -148,6 +151,10 @@ class Stream:
     def predicts_end(self):
         """Whether EOS is the most probable next token."""
         return self.next_logits().argmax().item() == self.engine.tokenizer.eos_id
+
+    def top_probability(self):
+        """The probability of the most probable next token, among those that may come."""
+        return self.next_logits().softmax(-1).max().item()
 
     @torch.inference_mode()
     def emit_probability(self, lam):

@@ -1,27 +1,52 @@
 """The agents under the real `simuleval` command, with random weights (the packaged ones are tested apart)."""
 
 import json
+from argparse import ArgumentParser
 
 import pytest
 import torch
-from conftest import demo_pairs, drive, simuleval, write_files
+from conftest import DEMO, demo_pairs, drive, simuleval, write_files
 
 from agents.offline_agent import OfflineAgent
+from agents.oracle_agent import OracleAgent
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.engine import Engine
+from duplex_model.oracle import OraclePath
 from duplex_model.package import package
-from duplex_model.policies import EmitHeadPolicy, WaitK
+from duplex_model.policies import Confidence, EmitHeadPolicy, LocalAgreement, WaitK
 
+# options, backbone, policy of a sentence pair
 AGENTS = [
-    (["--agent", "agents/duplex_agent.py", "--lam", "0.05", "--theta", "0.4"], "duplex", EmitHeadPolicy(0.05, 0.4)),
-    (["--agent-class", "agents.duplex_agent.DuplexAgent", "--lam", "0.1"], "duplex", EmitHeadPolicy(0.1)),
-    (["--agent", "agents/waitk_agent.py", "--k", "2"], "lm", WaitK(2)),
-    (["--agent-class", "agents.waitk_agent.WaitKAgent", "--k", "3", "--backbone", "duplex"], "duplex", WaitK(3)),
+    (
+        ["--agent", "agents/duplex_agent.py", "--lam", "0.05", "--theta", "0.4"],
+        "duplex",
+        lambda *_: EmitHeadPolicy(0.05, 0.4),
+    ),
+    (["--agent-class", "agents.duplex_agent.DuplexAgent", "--lam", "0.1"], "duplex", lambda *_: EmitHeadPolicy(0.1)),
+    (["--agent", "agents/waitk_agent.py", "--k", "2"], "lm", lambda *_: WaitK(2)),
+    (
+        ["--agent-class", "agents.waitk_agent.WaitKAgent", "--k", "3", "--backbone", "duplex"],
+        "duplex",
+        lambda *_: WaitK(3),
+    ),
+    (["--agent", "agents/confidence_agent.py", "--tau", "0.2"], "lm", lambda *_: Confidence(0.2)),
+    (
+        ["--agent-class", "agents.confidence_agent.ConfidenceAgent", "--tau", "0.1", "--backbone", "duplex"],
+        "duplex",
+        lambda *_: Confidence(0.1),
+    ),
+    (["--agent", "agents/agreement_agent.py"], "lm", lambda *_: LocalAgreement()),
+    (
+        ["--agent-class", "agents.agreement_agent.AgreementAgent", "--backbone", "duplex"],
+        "duplex",
+        lambda *_: LocalAgreement(),
+    ),
+    (["--agent", "agents/oracle_agent.py", "--lam", "0.5"], "duplex", lambda *pair: OraclePath(0.5, *pair)),
 ]
 
 
-@pytest.mark.parametrize("options,backbone,policy", AGENTS)
-def test_agent_equals_engine(tmp_path, checkpoint, options, backbone, policy):
+@pytest.mark.parametrize("options,backbone,policy_of", AGENTS)
+def test_agent_equals_engine(tmp_path, checkpoint, options, backbone, policy_of):
     pairs = demo_pairs()[:4]
     write_files(tmp_path, *zip(*pairs, strict=True))
     timing = tmp_path / "timing.jsonl"
@@ -30,11 +55,39 @@ def test_agent_equals_engine(tmp_path, checkpoint, options, backbone, policy):
     engine = Engine(*load_checkpoint(checkpoint, backbone))
     times = [json.loads(line) for line in timing.read_text().splitlines()]
     assert [time["index"] for time in times] == [0, 1, 2, 3]
-    for record, time, (source, _) in zip(records, times, pairs, strict=True):
-        words, delays = drive(engine, source, policy)
+    for record, time, (source, reference) in zip(records, times, pairs, strict=True):
+        words, delays = drive(engine, source, policy_of(source, reference))
         assert record["prediction"] == " ".join(words) and record["delays"] == delays
         assert time["words_read"] == delays and time["ms"] == sorted(time["ms"]) and time["steps"] > 0
         assert time["first_token_ms"] == time["ms"][0] <= time["total_ms"]
+
+
+def test_the_oracle_knows_its_line(tmp_path, checkpoint):
+    """Each sentence gets its own reference's schedule: from a later line on, and when an unfinished run goes on."""
+    pairs = demo_pairs()[:6]
+    write_files(tmp_path, *zip(*pairs, strict=True))
+    engine = Engine(*load_checkpoint(checkpoint))
+    expected = [drive(engine, source, OraclePath(1.0, source, reference))[1] for source, reference in pairs]
+    wrong = [drive(engine, source, OraclePath(1.0, *pairs[i - 1]))[1] for i, (source, _) in enumerate(pairs)]
+    assert all(right != other for right, other in zip(expected, wrong, strict=True))
+    options = ("--agent", "agents/oracle_agent.py", "--lam", "1.0", "--checkpoint", checkpoint, "--no-scoring")
+    records, _ = simuleval(tmp_path, *options, "--start-index", "2", "--end-index", "4")
+    assert [(r["index"], r["delays"]) for r in records] == list(enumerate(expected))[2:4]
+    records, _ = simuleval(tmp_path, *options, "--continue-unfinished")
+    assert [(r["index"], r["delays"]) for r in records] == list(enumerate(expected))[2:]
+
+
+def test_the_oracle_needs_a_reference(checkpoint):
+    """SimulEval's `--target` is optional; the error says what is missing, before a model is loaded."""
+    parser = ArgumentParser()
+    OracleAgent.add_args(parser)
+    args = parser.parse_args(["--checkpoint", "nowhere"])
+    args.source, args.target = str(DEMO / "source.de"), None
+    with pytest.raises(ValueError, match="--target is missing: .* add --target FILE"):
+        OracleAgent.from_args(args)
+    args.target, args.checkpoint = str(DEMO / "reference.en"), str(checkpoint / "lm")
+    with pytest.raises(ValueError, match="'duplex' backbone"):
+        OracleAgent.from_args(args)
 
 
 def test_char_unit(tmp_path, checkpoint):
@@ -75,14 +128,14 @@ BAD_INPUT = [
 ]
 
 
-@pytest.mark.parametrize("agent", ["duplex", "waitk", "offline"])
+@pytest.mark.parametrize("agent", ["duplex", "waitk", "offline", "confidence", "agreement", "oracle"])
 def test_odd_lines(tmp_path, checkpoint, agent):
     write_files(tmp_path, BAD_INPUT, ["A reference ."] * len(BAD_INPUT))
     records, _ = simuleval(tmp_path, "--agent", f"agents/{agent}_agent.py", "--checkpoint", checkpoint)
     assert [r["index"] for r in records] == list(range(len(BAD_INPUT)))
     assert records[0]["prediction"] == "" == records[8]["prediction"]
     assert [r["source_length"] for r in records] == [len(line.split()) for line in BAD_INPUT]
-    backbone = "duplex" if agent == "duplex" else "lm"
+    backbone = "duplex" if agent in ("duplex", "oracle") else "lm"
     special = ("<s>", "</s>", "<unk>", "<pad>", "<target>", "\ufffd")
     assert not any(mark in r["prediction"] for r in records for mark in special)
     engine = Engine(*load_checkpoint(checkpoint, backbone))
@@ -93,7 +146,7 @@ def test_odd_lines(tmp_path, checkpoint, agent):
     assert first.state.source_ids == second.state.source_ids
 
 
-@pytest.mark.parametrize("agent", ["duplex", "waitk"])
+@pytest.mark.parametrize("agent", ["duplex", "waitk", "agreement", "oracle"])
 def test_a_long_line_is_cut_with_one_warning(tmp_path, checkpoint, agent):
     write_files(tmp_path, ["Hallo Tom", "Haus " * 2000], ["Hello Tom", "house"])
     options = ("--agent", f"agents/{agent}_agent.py", "--checkpoint", checkpoint)
@@ -117,6 +170,9 @@ REFUSED = [
     (["--agent", "agents/duplex_agent.py", "--lam=-1e-3"], "must be greater than 0"),
     (["--agent", "agents/duplex_agent.py", "--theta", "1.5"], "theta = 1.5"),
     (["--agent", "agents/waitk_agent.py", "--k", "0"], "k = 0"),
+    (["--agent", "agents/confidence_agent.py", "--tau", "1.5"], "tau = 1.5: the confidence threshold is a probability"),
+    (["--agent", "agents/oracle_agent.py", "--lam", "0"], "lam = 0.0: the price of latency must be greater than 0"),
+    (["--agent", "agents/oracle_agent.py", "--target", "nowhere.en"], "nowhere.en: no such text file"),
     (["--agent", "agents/waitk_agent.py", "--max-len-b", "0"], "max_len_b = 0.0"),
     (["--agent", "agents/waitk_agent.py", "--source", "nowhere.de"], "nowhere.de"),
     (["--agent", "agents/waitk_agent.py", "--target", "LICENSE"], "source and reference must be aligned"),
@@ -164,8 +220,6 @@ def test_packaged_weights_are_16_bit_copies(tmp_path, checkpoint):
 
 
 def test_to_changes_the_precision(tmp_path, checkpoint):
-    from argparse import ArgumentParser
-
     write_files(tmp_path, ["Hallo Tom"])
     parser = ArgumentParser()
     OfflineAgent.add_args(parser)

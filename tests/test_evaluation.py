@@ -19,7 +19,8 @@ from simuleval.evaluator.scorers.latency_scorer import ALScorer, APScorer, DALSc
 
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.engine import Engine, Limits
-from duplex_model.policies import EmitHeadPolicy
+from duplex_model.oracle import OraclePath
+from duplex_model.policies import Confidence, EmitHeadPolicy, LocalAgreement
 from duplex_model.settings import load_settings
 from duplex_model.training.settings import TrainSettings
 from evaluation.__main__ import main
@@ -211,6 +212,34 @@ def test_two_runs_into_one_folder_are_refused(tmp_path, checkpoint):
     main([str(config), "--output", str(out)])
 
 
+def test_every_baseline_runs_in_process(tmp_path, checkpoint):
+    """Confidence, local agreement and the oracle path in a sweep; the log of each is the engine's output."""
+    options = {"checkpoint": str(checkpoint), "max_len_a": 0.3, "max_len_b": 3}
+    both = {"sweep": {"backbone": ["duplex", "lm"]}}
+    systems = [
+        {"name": "confidence", "agent": "agents.confidence_agent.ConfidenceAgent", "options": {**options, "tau": 0.2}},
+        {"name": "agreement", "agent": "agents.agreement_agent.AgreementAgent", "options": options},
+        {"name": "oracle", "agent": "agents.oracle_agent.OracleAgent", "options": options, "sweep": {"lam": [0.1, 1]}},
+    ]
+    systems[:2] = [{**system, **both} for system in systems[:2]]
+    config, out = write_config(tmp_path, checkpoint, sentences=3, systems=systems, examples=[]), tmp_path / "out"
+    main([str(config), "--output", str(out), "--limit", "2"])
+    main([str(config), "--output", str(out)])  # goes on with the third sentence
+    engines = {name: Engine(*load_checkpoint(checkpoint, name), Limits(0.3, 3)) for name in ("duplex", "lm")}
+    for folder, backbone, policy_of in (
+        ("confidence_backbone=duplex", "duplex", lambda *_: Confidence(0.2)),
+        ("confidence_backbone=lm", "lm", lambda *_: Confidence(0.2)),
+        ("agreement_backbone=duplex", "duplex", lambda *_: LocalAgreement()),
+        ("agreement_backbone=lm", "lm", lambda *_: LocalAgreement()),
+        ("oracle_lam=0.1", "duplex", lambda *pair: OraclePath(0.1, *pair)),
+        ("oracle_lam=1", "duplex", lambda *pair: OraclePath(1.0, *pair)),
+    ):
+        records = read_records(out / "logs" / folder / "instances.log")
+        assert len(records) == 3
+        for record, pair in zip(records, demo_pairs(), strict=False):
+            assert record["delays"] == drive(engines[backbone], pair[0], policy_of(*pair))[1]
+
+
 def test_a_folder_of_another_run_is_refused(tmp_path, checkpoint):
     config = write_config(tmp_path, checkpoint, sentences=2)
     out = ["--output", str(tmp_path / "out")]
@@ -275,6 +304,8 @@ def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
     compare = [{"system": "a", "baseline": "b"}]
     refuse(ValueError, r"'b' is no system; use one of a", systems=[system], compare=compare)
     refuse(ValueError, r"k = 0", systems=[{**system, "sweep": {"k": [1, 0]}}])
+    confidence = {"name": "a", "agent": "agents.confidence_agent.ConfidenceAgent", "sweep": {"tau": [0.5, 2]}}
+    refuse(ValueError, r"tau = 2.0", systems=[confidence])
     refuse(ValueError, r"point 'a k=x': argument --k", systems=[{**system, "sweep": {"k": [1, "x"]}}])
     refuse(
         FileNotFoundError, r"nothing", systems=[system, {**system, "name": "b", "options": {"checkpoint": "nothing"}}]
