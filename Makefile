@@ -1,10 +1,11 @@
 PYTHON ?= python3
 JOBS ?= 2
+NAME ?= demo
 DATA ?= $(or $(DUPLEX_DATA_DIR),data)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint train sweep clean
+.PHONY: demo test lint train sweep report clean
 
 demo: $(READY)  ## five lam, five k and both whole-sentence systems on the packaged sentences; LIMIT=n for the first n, FRESH=1 to run again, JOBS=n points at once
 	$(BIN)/python -m evaluation eval_configs/demo.yaml --jobs $(JOBS) $(if $(LIMIT),--limit $(LIMIT) --output runs/demo-$(LIMIT)) $(if $(FRESH),--fresh)
@@ -20,6 +21,9 @@ train: $(READY)  ## CONFIG=duplex_model/recipes/NAME.yaml DATA=folder
 
 sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder
 	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA) --jobs $(JOBS) $(if $(FRESH),--fresh)
+
+report: $(READY)  ## NAME=demo: report.md, CSV and pictures of results/NAME again, from its JSON files alone
+	$(BIN)/python -m evaluation.report results/$(NAME)
 
 # torch first and exactly: an open range would take the largest build there is.
 $(READY): setup.cfg pyproject.toml
