@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 
 from duplex_model.path import optimal_path
-from duplex_model.tokenizer import EOS
+from duplex_model.tokenizer import EOS, SPACE
 from evaluation.unfold import unfold
 
 DECIMALS = 5
@@ -83,11 +83,11 @@ def _exits(written, rows, final):
 
 
 def piece_text(tokenizer, piece):
-    """A piece as a label: with "@@" if it does not end a word, a middle dot if it has no text of its own."""
+    """A piece as a label: with "@@" if it does not end a word, "▁" if it does nothing else, "·" for a byte."""
     if piece == tokenizer.eos_id:
         return EOS
-    text = tokenizer.decode([piece]) or "·"
-    return text if tokenizer.word_complete([piece], tokenizer.target_unit) else text + "@@"
+    text, ends = tokenizer.decode([piece]), tokenizer.word_complete([piece], tokenizer.target_unit)
+    return (text or SPACE) if ends else (text or "·") + "@@"
 
 
 def _rounded(tensor):

