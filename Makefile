@@ -1,10 +1,11 @@
 PYTHON ?= python3
 JOBS ?= 2
+NAME ?= demo
 DATA ?= $(or $(DUPLEX_DATA_DIR),data)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint train sweep data clean
+.PHONY: demo test lint train sweep data report clean
 
 demo: $(READY)  ## five lam, five k and both whole-sentence systems on the packaged sentences; LIMIT=n for the first n, FRESH=1 to run again, JOBS=n points at once
 	$(BIN)/python -m evaluation eval_configs/demo.yaml --jobs $(JOBS) $(if $(LIMIT),--limit $(LIMIT) --output runs/demo-$(LIMIT)) $(if $(FRESH),--fresh)
@@ -23,6 +24,9 @@ sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder; JOBS=n tasks at o
 
 data: $(READY)  ## TESTSET=iwslt17 LANGUAGES=de-en: one of sacreBLEU's test sets; training text: see README
 	$(BIN)/python -m evaluation.testsets $(TESTSET) $(LANGUAGES)
+
+report: $(READY)  ## NAME=demo: report.md, CSV and pictures of results/NAME again, from its JSON files alone
+	$(BIN)/python -m evaluation.report results/$(NAME)
 
 # torch first and exactly: an open range would take the largest build there is.
 $(READY): setup.cfg pyproject.toml

@@ -1,8 +1,8 @@
 """`python -m evaluation CONFIG.yaml`: run every point of a test configuration, then print the table.
 
 Writes below OUTPUT: logs/POINT (SimulEval's log, the agent's timing), points/POINT.json (scores, settings, versions),
-results.json, results.csv, comparisons.json and frontier.png. Finished sentences are kept, so a killed run goes on
-where it was.
+results.json, comparisons.json, examples.json (the examples' grids), and from these alone what evaluation.report makes.
+Finished sentences are kept, so a killed run goes on where it was.
 """
 
 import argparse
@@ -22,14 +22,15 @@ from duplex_model.data import check_aligned, read_lines
 from duplex_model.engine import Engine
 from duplex_model.settings import load_settings
 from evaluation.degeneracy import degeneracy, same_output
+from evaluation.examples import example_of, write_examples
 from evaluation.logs import IDENTITY, LOG, TIMING, only_run
 from evaluation.metrics import read_records, score_computation_aware, score_log, score_timing
-from evaluation.report import comparison_text, draw_frontier, load_points, table, write_csv
+from evaluation.report import comparison_text, example_text, load_points, write_report
 from evaluation.run import sweep
 from evaluation.settings import TestSettings, points_of, simuleval_arguments
 from evaluation.statistics import compare, points_of_logs
+from evaluation.tables import table
 from evaluation.testsets import test_files
-from evaluation.unfold import unfold
 
 PACKAGES = ("torch", "transformers", "simuleval", "sacrebleu", "sentencepiece", "numpy")
 
@@ -119,18 +120,14 @@ def example_point(settings, points):
     return swept[len(swept) // 2] if swept else None
 
 
-def show_examples(settings, points, source, reference, output):
-    """The examples' lines as the middle point of the example system translates them."""
+def compute_examples(settings, points, source, reference, output):
+    """The examples' lines as the middle point of the example system translates them, ready for JSON."""
     if not settings.examples:
         return []
     args = simuleval_arguments(example_point(settings, points), source, reference, output, settings.latency_unit)
     policy, limits = DuplexAgent.check(args)
-    engine = Engine(*load_checkpoint(args.checkpoint), limits)
-    lines, sentences = [], read_lines(source)
-    for number in settings.examples:
-        lines += ["", f"line {number}, lam = {policy.lam}: {sentences[number - 1]}"]
-        lines += unfold(engine, sentences[number - 1], policy)
-    return lines
+    engine, sentences = Engine(*load_checkpoint(args.checkpoint), limits), read_lines(source)
+    return [example_of(engine, number, sentences[number - 1], policy) for number in settings.examples]
 
 
 def main(arguments=None):
@@ -181,13 +178,14 @@ def evaluate(args, settings, points, source, reference, output):
         previous = point.system, log
     results = load_points(output)
     write_json(results, output / "results.json")
-    write_csv(results, output / "results.csv")
     comparisons = compare_systems(settings, points, folders, args.limit)
     write_json(comparisons, output / "comparisons.json")
-    draw_frontier(results, output / "frontier.png", f"{settings.name}: {results[0]['scores']['sentences']} sentences")
     print("\n".join([table(results), *map(comparison_text, comparisons)]))
-    print("\n".join(show_examples(settings, points, source, reference, output)))
-    print(f"\nwritten: {output}/results.json, results.csv, comparisons.json, frontier.png")
+    examples = compute_examples(settings, points, source, reference, output)
+    write_examples(examples, output / "examples.json")
+    print("\n".join(map(example_text, examples)))
+    written = write_report(output)
+    print(f"\nwritten: {output}/results.json, comparisons.json, examples.json, {', '.join(written)}")
 
 
 if __name__ == "__main__":

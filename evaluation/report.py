@@ -1,69 +1,61 @@
-"""One table, one CSV file and one picture, from the points' JSON files alone."""
+"""`python -m evaluation.report FOLDER`: tables and pictures of a results folder, from its JSON files alone.
 
-import csv
+Reads points/*.json, comparisons.json and examples.json as `python -m evaluation` writes them; the last two may be
+missing. Writes report.md, results.csv, frontier and first_word, and grid-LINE of each example, as PNG and SVG.
+"""
+
+import argparse
 import json
+import re
 from pathlib import Path
 
-COLUMNS = (
-    ("system", "system", "{}"),
-    ("setting", "setting", "{}"),
-    ("BLEU", "BLEU", "{:.2f}"),
-    ("chrF", "chrF", "{:.2f}"),
-    ("AL", "AL", "{:.3f}"),
-    ("LAAL", "LAAL", "{:.3f}"),
-    ("DAL", "DAL", "{:.3f}"),
-    ("AP", "AP", "{:.3f}"),
-    ("first_token_words", "first word (words)", "{:.2f}"),
-    ("first_token_ms", "first word (ms)", "{:.1f}"),
-    ("step_ms", "ms/step", "{:.2f}"),
-)
-STYLES = ("o-", "s--", "^:", "D-.", "v-")
-LEVELS = (":", (0, (6, 6)), "-.")  # gaps wide enough that one level shows through another
+from evaluation.grid_picture import draw_grid
+from evaluation.pictures import draw_quality
+from evaluation.tables import CLOCK, COLUMNS, SIGNS, cells, markdown_table, write_csv
+
+HASH_DIGITS = 12
+GRID_NOTE = """\
+The grids below show the model's **own output**, not the reference: rows are the source words read, columns the pieces
+of the output (`@@`: the word goes on, `▁`: it ends). Upper panel: -log p of the piece that is written next; in the
+cells the model's most probable piece, bold where it is the one written. Lower panel: the EMIT probability, bold above
+theta, hatched where nothing is decided (inside a word, and once the whole source is read). Each line is a path through
+the grid: the cells to its left are written when it leaves a row. The best path (`optimal_path`) is that of the printed
+lam; the path taken crosses the last word's row without a stop, because that word is read together with the end."""
 
 
 def load_points(folder):
-    """The points' results in the order of the run."""
+    """The points' results in the order of the run. Raises FileNotFoundError if there are none."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("points/*.json"))]
+    if not results:
+        raise FileNotFoundError(f"{folder}/points/ holds no JSON file; run `python -m evaluation CONFIG.yaml` first")
     return sorted(results, key=lambda result: result["number"])
 
 
-def row(result):
-    setting = ", ".join(f"{key} = {value}" for key, value in result["values"].items())
-    return {"system": result["system"], "setting": setting, **result["scores"]}
+def gain_text(tested):
+    """A gain of `evaluation.statistics.compare` with its interval and p-value."""
+    low, high = tested["interval"]
+    return f"{tested['BLEU']:+.2f} BLEU [{low:+.2f}, {high:+.2f}], p = {tested['p']:.4f}"
 
 
-def table(results):
-    """The results as aligned text, one line a point."""
-    lines = [[title for _, title, _ in COLUMNS]]
-    for result in results:
-        values = row(result)
-        lines.append([form.format(values[key]) if values[key] is not None else "-" for key, _, form in COLUMNS])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+def gains(comparison):
+    """Lines of text: the mean gain over the common range, and the gain at each latency asked for."""
+    metric = comparison["metric"]
+    if comparison["range"] is None:
+        return [f"no {metric} that both reach"]
+    low, high = comparison["range"]
+    lines = [f"mean over {metric} {low:.2f} to {high:.2f}: {gain_text(comparison['mean_gain'])}"]
+    for place in comparison["at"]:
+        result = gain_text(place["gain"]) if place["gain"] else "outside the range"
+        lines.append(f"at {metric} {place['latency']:g}: {result}")
+    return lines
 
 
 def comparison_text(comparison):
     """One comparison of `evaluation.statistics.compare` as lines of text."""
-
-    def gain(tested):
-        low, high = tested["interval"]
-        return f"{tested['BLEU']:+.2f} BLEU [{low:+.2f}, {high:+.2f}], p = {tested['p']:.4f}"
-
     metric = comparison["metric"]
     lines = ["", f"{comparison['system']} against {comparison['baseline']}, {comparison['samples']} bootstrap samples:"]
-    if comparison["range"] is None:
-        return "\n".join([*lines, f"  no {metric} that both reach"])
-    low, high = comparison["range"]
-    lines.append(f"  mean over {metric} {low:.2f} to {high:.2f}: {gain(comparison['mean_gain'])}")
-    for place in comparison["at"]:
-        result = gain(place["gain"]) if place["gain"] else "outside the range"
-        lines.append(f"  at {metric} {place['latency']:g}: {result}")
-    for place in comparison["equal_quality"]:
+    lines += [f"  {line}" for line in gains(comparison)]
+    for place in comparison["equal_quality"] if comparison["range"] else ():
         if place["system"] is None:
             result = "never"
         else:
@@ -72,36 +64,174 @@ def comparison_text(comparison):
     return "\n".join(lines)
 
 
-def write_csv(results, path):
-    """All scores of all points, one line each."""
-    rows = [row(result) for result in results]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def example_text(example):
+    """An example of `evaluation.examples` as it unfolds, as lines of text."""
+    title = f"line {example['line']}, lam = {example['lam']}: {example['source']}"
+    return "\n".join(["", title, *example["unfolding"]])
 
 
-def draw_frontier(results, path, title):
-    """BLEU against AL: a curve for each swept system, a level for each system with one point (whole sentence first)."""
-    from matplotlib.figure import Figure
+def points_section(results):
+    """All points as a Markdown table; BLEU and chrF with half of their 95% interval, where the results have it."""
+    rows = []
+    for result in results:
+        line = cells(result)
+        for i, (key, _, _) in enumerate(COLUMNS):
+            if key in ("BLEU", "chrF") and f"{key}_half_width" in result["scores"]:
+                line[i] += f" ± {result['scores'][f'{key}_half_width']:.2f}"
+        rows.append(line)
+    known = any("BLEU_half_width" in result["scores"] for result in results)
+    note = "±: half of the 95% bootstrap interval over sentences. " if known else ""
+    return [
+        *markdown_table([title for _, title, _ in COLUMNS], rows, left=2),
+        "",
+        f"{note}AL, LAAL, YAAL, DAL and first word are means in source words, AP is a share; first word (ms) a median.",
+    ]
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for number, name in enumerate(dict.fromkeys(result["system"] for result in results)):
-        points = [result for result in results if result["system"] == name]
-        if points[0]["values"]:
-            points.sort(key=lambda result: result["scores"]["AL"])
-            lagging, quality = ([result["scores"][key] for result in points] for key in ("AL", "BLEU"))
-            axes.plot(lagging, quality, STYLES[number % len(STYLES)], color=f"C{number}", label=name)
-            for result, x, y in zip(points, lagging, quality, strict=True):
-                value = ", ".join(str(value) for value in result["values"].values())
-                axes.annotate(
-                    value, (x, y), textcoords="offset points", xytext=(5, -11), fontsize=8, color=f"C{number}"
-                )
-        else:
-            level, style = points[0]["scores"]["BLEU"], LEVELS[number % len(LEVELS)]
-            axes.axhline(level, linestyle=style, color=f"C{number}", label=name)
-    axes.set(xlabel="Average Lagging (source words)", ylabel="BLEU", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
+
+def clock_section(results):
+    """Wall-clock latencies as Markdown; nothing for results without them."""
+    rates = {result["scores"].get("words_per_second") for result in results}
+    if None in rates:
+        return []
+    return [
+        *("", "### By the clock, ms", ""),
+        *markdown_table([title for _, title, _ in CLOCK], [cells(result, CLOCK) for result in results], left=2),
+        "",
+        "Median and 95th percentile (p95) of the time to the first word, of the computing after one source word and of "
+        "a sentence, all source words being there at once. AL and LAAL with computing: source words come at "
+        f"{', '.join(f'{rate:g}' for rate in sorted(rates))} a second.",
+    ]
+
+
+def signs_section(results):
+    """Signs of degeneracy as Markdown; nothing for results without them."""
+    if not all("degeneracy" in result for result in results):
+        return []
+    return [
+        *("", "### Signs of degeneracy", ""),
+        *markdown_table([title for _, title, _ in SIGNS], [cells(result, SIGNS) for result in results], left=2),
+        "",
+        "Shares of the sentences, as `evaluation/degeneracy.py` defines them; length ratio: output over reference.",
+    ]
+
+
+def comparison_section(comparison):
+    """One comparison as Markdown: gains, then the latencies of equal quality."""
+    metric = comparison["metric"]
+    rows = []
+    for place in comparison["equal_quality"] if comparison["range"] else ():
+        reached = place["system"] is not None
+        share = [f"{place['system']:.2f}", f"{place['system'] / place['baseline']:.0%}"] if reached else ["never", "-"]
+        rows.append([f"{place['BLEU']:.2f}", f"{place['baseline']:.2f}", *share])
+    titles = ["BLEU", f"{metric} of {comparison['baseline']}", f"{metric} of {comparison['system']}", "share"]
+    return [
+        "",
+        f"### {comparison['system']} against {comparison['baseline']}, by {metric}",
+        "",
+        *(f"- {line}" for line in gains(comparison)),
+        f"- paired bootstrap over sentences, {comparison['samples']} samples, seed {comparison['seed']}",
+        *(["", "Latency at which both have the same BLEU:", "", *markdown_table(titles, rows, left=0)] if rows else ()),
+    ]
+
+
+def example_section(example):
+    """One example as Markdown: its picture and how it unfolds."""
+    name = f"grid-{example['line']}"
+    cut = "" if example["ended"] else " (cut at the output limit)"
+    return [
+        "",
+        f"### Line {example['line']}",
+        "",
+        *("```", *example_text(example).splitlines()[1:], "```", ""),
+        f"Output: {example['output']}{cut}",
+        "",
+        f"![Loss heatmap and EMIT probabilities, line {example['line']}]({name}.png)",
+    ]
+
+
+def circumstances_section(results):
+    """What the scores depend on; systems that differ in it are listed one by one."""
+
+    def each(title, value_of):
+        systems = {}
+        for result in results:
+            names = systems.setdefault(value_of(result), [])
+            if result["system"] not in names:
+                names.append(result["system"])
+        if len(systems) == 1:
+            return [f"- {title}: {next(iter(systems))}"]
+        return [f"- {title} ({'; '.join(names)}): {value}" for value, names in systems.items()]
+
+    def short(hashes):
+        return ", ".join(f"{name} `{digest[:HASH_DIGITS]}`" for name, digest in hashes.items())
+
+    return [
+        *each("sentences", lambda r: f"{r['scores']['sentences']}, {r['scores']['empty']} of them without output"),
+        *each("BLEU", lambda r: f"`{r['scores']['BLEU_signature']}`"),
+        *each("chrF", lambda r: f"`{r['scores']['chrF_signature']}`"),
+        *each("latency unit of the output", lambda r: r["point"]["latency_unit"]),
+        *each("versions", lambda r: ", ".join(f"{name} {version}" for name, version in r["versions"].items())),
+        *each("device", lambda r: r["device"]),
+        *each("test set (SHA-256)", lambda r: short({s: r["point"][f"{s}_sha256"] for s in ("source", "reference")})),
+        *each("checkpoint (SHA-256)", lambda r: short(r["point"]["checkpoint_sha256"])),
+    ]
+
+
+def report_text(name, results, comparisons, examples):
+    """report.md as one string."""
+    lines = [f"# {name}", "", "Made by `python -m evaluation.report` from the JSON files in this folder.", ""]
+    lines += ["## Points", "", *points_section(results), *clock_section(results), *signs_section(results), ""]
+    for picture, text in (("frontier", "Average Lagging"), ("first_word", "the latency of the first word")):
+        lines += [f"![BLEU against {text}]({picture}.png) ([SVG]({picture}.svg))", ""]
+    if comparisons:
+        lines += [
+            "## Comparisons",
+            *(line for comparison in comparisons for line in comparison_section(comparison)),
+            "",
+        ]
+    lines += ["## Circumstances", "", *circumstances_section(results), ""]
+    if examples:
+        lines += [
+            "## Examples",
+            "",
+            GRID_NOTE,
+            *(line for example in examples for line in example_section(example)),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def read_optional(path):
+    """The JSON value of the file, or an empty list if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def write_report(folder):
+    """Write the tables and pictures of a results folder; returns their names. FileNotFoundError if it has no points."""
+    folder = Path(folder)
+    results = load_points(folder)
+    comparisons, examples = (read_optional(folder / f"{name}.json") for name in ("comparisons", "examples"))
+    name = folder.resolve().name
+    for old in folder.iterdir():
+        if re.fullmatch(r"grid-\d+\.(png|svg)", old.name):
+            old.unlink()
+    write_csv(results, folder / "results.csv")
+    (folder / "report.md").write_text(report_text(name, results, comparisons, examples), encoding="utf-8")
+    title = f"{name}: {results[0]['scores']['sentences']} sentences"
+    written = ["report.md", "results.csv"]
+    written += draw_quality(results, "AL", title, folder / "frontier")
+    written += draw_quality(results, "first_token_words", title, folder / "first_word")
+    for example in examples:
+        written += draw_grid(example, folder / f"grid-{example['line']}")
+    return written
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
+    parser.add_argument("folder", type=Path, help="results folder of `python -m evaluation`")
+    folder = parser.parse_args(arguments).folder
+    print(f"written: {folder}/{{{','.join(write_report(folder))}}}")
+
+
+if __name__ == "__main__":
+    main()

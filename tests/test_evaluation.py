@@ -26,8 +26,9 @@ from duplex_model.training.settings import TrainSettings
 from evaluation.__main__ import main
 from evaluation.logs import keep_lines, only_run, whole_lines
 from evaluation.metrics import read_records, reference_length, score_log, sentence_latency
-from evaluation.report import comparison_text, table
+from evaluation.report import comparison_text
 from evaluation.settings import TestSettings, points_of, simuleval_arguments
+from evaluation.tables import table
 from evaluation.unfold import unfold
 
 

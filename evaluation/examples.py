@@ -1,0 +1,100 @@
+"""Example sentences on the grid, as numbers for JSON: loss heatmap, EMIT probabilities, best path and path taken.
+
+The columns are the model's own output, not the reference: only there do the path taken and the heatmap belong together.
+"""
+
+import json
+from itertools import pairwise
+
+import torch
+
+from duplex_model.path import optimal_path
+from duplex_model.tokenizer import EOS, SPACE
+from evaluation.unfold import unfold
+
+DECIMALS = 5
+
+
+def example_of(engine, number, line, policy):
+    """Line `number` of the test set, the text `line`, as `policy` (an EmitHeadPolicy) translates it; ready for JSON."""
+    return {
+        "line": number,
+        "source": line,
+        "lam": policy.lam,
+        "theta": policy.theta,
+        "unfolding": unfold(engine, line, policy),
+        **example_grid(engine, line, policy),
+    }
+
+
+@torch.inference_mode()
+def example_grid(engine, line, policy):
+    """The grid of one sentence: R decision rows (source words and the end), Y columns (output pieces and the end).
+
+    `heatmap` [R][Y]: -log p(t_{y+1}), nats; `emit` [R][Y]: EMIT probability for the policy's lam; `top` [R][Y]: the
+    most probable piece; `wait_ok` [Y + 1]: heights at which a row may be left; `optimal_exit`, `taken_exit` [R]: height
+    at which the best path for lam and the policy's own path leave each row; `ended`: False if the output limit cut it.
+    """
+    stream, taken = translate(engine, line, policy)
+    tokenizer, model = engine.tokenizer, engine.model
+    source, target = list(stream.state.source_ids), [*stream.state.target_ids, tokenizer.eos_id]
+    word_ends = tokenizer.word_ends(source[1:-1], tokenizer.source_unit)
+    rows = [*(row for row, ends in enumerate(word_ends, 1) if ends), len(source) - 1]
+    wait_ok = [True, *tokenizer.word_ends(target[1:-1], tokenizer.target_unit), True]
+    source_ids, target_ids, keep = (torch.tensor([ids], device=model.device) for ids in (source, target, rows))
+    block = model(source_ids, target_ids[:, :-1], keep=keep)
+    nats = -model.lm_logits(block.outputs)[0].float().log_softmax(-1)
+    heatmap = nats.gather(-1, target_ids[:, 1:, None].expand(len(rows), -1, -1)).squeeze(-1)
+    emit = model.emit_logits(block, torch.tensor([policy.lam], device=model.device))[0, 0].sigmoid()
+    path = optimal_path(heatmap[None], policy.lam, wait_ok=torch.tensor([wait_ok], device=model.device))
+    return {
+        "output": tokenizer.decode(target[1:-1]),
+        "ended": not stream.over_limit,
+        "rows": [*(tokenizer.decode(source[a + 1 : b + 1]) for a, b in pairwise([0, *rows[:-1]])), EOS],
+        "columns": [piece_text(tokenizer, piece) for piece in target[1:]],
+        "heatmap": _rounded(heatmap),
+        "emit": _rounded(emit),
+        "top": [[piece_text(tokenizer, piece) for piece in row] for row in nats.argmin(-1).tolist()],
+        "wait_ok": wait_ok,
+        "optimal_exit": path.row_exit[0].tolist(),
+        "taken_exit": _exits(taken, rows, len(target) - 1 - stream.over_limit),
+    }
+
+
+def translate(engine, line, policy):
+    """(finished Stream, {source position: pieces written when the words read so far end there})."""
+    stream, words, written = engine.open(), line.split(), {}
+    for position, word in enumerate(words):
+        stream.read(word, finished=position == len(words) - 1)
+        for _ in stream.advance(policy):
+            pass
+        written[stream.x_vis - 1] = stream.y_gen - 1
+    return stream, written
+
+
+def _exits(written, rows, final):
+    """[R] heights of the path taken. Rows where the stream made no decision (the last word's: it is read together with
+    the end) are left at the height at which they are entered."""
+    exits, height = [], 0
+    for row in rows[:-1]:
+        height = written.get(row, height)
+        exits.append(height)
+    return [*exits, final]
+
+
+def piece_text(tokenizer, piece):
+    """A piece as a label: with "@@" if it does not end a word, "▁" if it does nothing else, "·" for a byte."""
+    if piece == tokenizer.eos_id:
+        return EOS
+    text, ends = tokenizer.decode([piece]), tokenizer.word_complete([piece], tokenizer.target_unit)
+    return (text or SPACE) if ends else (text or "·") + "@@"
+
+
+def _rounded(tensor):
+    return [[round(value, DECIMALS) for value in row] for row in tensor.tolist()]
+
+
+def write_examples(examples, path):
+    """The examples as JSON, one a line."""
+    lines = ",\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")

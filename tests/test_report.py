@@ -1,0 +1,258 @@
+"""Tables and pictures from JSON files alone, and the numbers of the examples' grids against the engine."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from conftest import demo_pairs
+from matplotlib.image import imread
+
+from duplex_model.checkpoint import PACKAGED, load_checkpoint
+from duplex_model.engine import Engine, Limits
+from duplex_model.policies import EmitHeadPolicy
+from evaluation.examples import example_of, write_examples
+from evaluation.pictures import draw_quality
+from evaluation.report import load_points, main, write_report
+
+EXAMPLE = {
+    "line": 7,
+    "source": "Das kostet $5 | $6.",
+    "lam": 0.03,
+    "theta": 0.5,
+    "unfolding": ["  Das  WAIT 0.10"],
+    "output": "It costs",
+    "ended": True,
+    "rows": ["Das", "kostet", "$5", "|", "$6.", "</s>"],
+    "columns": ["It", "co@@", "sts", "</s>"],
+    "heatmap": [[2.0, 12.0, 1.0, 0.5]] * 6,
+    "emit": [[0.1, 0.2, 0.3, 0.4]] * 6,
+    "top": [["$It$", "co@@", "a very long piece", "</s>"]] * 6,
+    "wait_ok": [True, True, False, True, True],
+    "optimal_exit": [0, 1, 1, 3, 3, 4],
+    "taken_exit": [0, 0, 1, 1, 1, 4],
+}
+
+
+def result(number, system, values, quality, lagging, weights="a"):
+    latencies = {"AL": lagging, "LAAL": lagging, "DAL": lagging, "AP": 0.5, "first_token_words": lagging / 2}
+    latencies["YAAL"] = None if lagging > 10 else lagging  # all is read first
+    return {
+        "number": number,
+        "system": system,
+        "values": values,
+        "scores": {
+            **{"BLEU": quality, "chrF": quality + 20, **latencies},
+            **{f"{name}_half_width": 0.25 for name in ("BLEU", "chrF", *latencies)},
+            **{"sentences": 9, "empty": 1, "BLEU_signature": "nrefs:1|tok:13a", "chrF_signature": "nrefs:1|nc:6"},
+            **{"first_token_ms": None, "first_token_ms_p95": None, "word_ms": 7.0, "word_ms_p95": 8.0},
+            **{"sentence_ms": 99.0, "sentence_ms_p95": 120.0, "step_ms": 4.5, "words_per_second": 2.5},
+            **{"AL_CA_ms": 400 * lagging + 50, "LAAL_CA_ms": 400 * lagging + 60},
+        },
+        "degeneracy": {
+            **{"empty": 0.125, "cut_off": 0.0, "copied": 0.25, "looping": 0.5, "read_whole": 1.0, "length_ratio": 0.9},
+            **({"same_as_previous": True} if number == 1 else {}),
+        },
+        "point": {
+            "latency_unit": "word",
+            **{"source_sha256": "5" * 64, "reference_sha256": "6" * 64},
+            "checkpoint_sha256": {"model.safetensors": weights * 64},
+        },
+        "versions": {"torch": "2.13.0", "sacrebleu": "2.6.0"},
+        "device": "cpu, 1 thread(s) a point, x86_64",
+    }
+
+
+RESULTS = [
+    result(0, "grid | x", {"lam": 0.1}, 20.125, 1.5),
+    result(1, "grid | x", {"lam": 0.01}, 25.0, 3.25),
+    result(2, "wait-k", {"k": 1}, 18.0, 1.0, "b"),
+    result(3, "wait-k", {"k": 3}, 24.0, 3.5, "b"),
+    result(4, "whole sentence", {}, 27.0, 11.0, "b"),
+]
+GAIN = {"BLEU": 1.234, "interval": [0.5, 2.0], "p": 0.012}
+COMPARISON = {
+    **{"system": "grid | x", "baseline": "wait-k", "metric": "AL", "samples": 1000, "seed": 12345},
+    **{"range": [1.5, 3.25], "mean_gain": GAIN, "at": [{"latency": 2, "gain": GAIN}, {"latency": 9, "gain": None}]},
+    "equal_quality": [
+        {"BLEU": 24.0, "baseline": 3.5, "system": 2.8},
+        {"BLEU": 26.0, "baseline": 3.6, "system": None},
+    ],
+}
+
+
+def write_folder(folder, results=RESULTS, **others):
+    (folder / "points").mkdir(parents=True)
+    for point in results:
+        (folder / "points" / f"{10 - point['number']}.json").write_text(json.dumps(point))
+    for name, value in others.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return folder
+
+
+def check_pictures(folder, names):
+    for name in names:
+        height, width, _ = imread(folder / f"{name}.png").shape
+        assert min(height, width) > 300
+        assert ElementTree.parse(folder / f"{name}.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_the_report_comes_from_json_alone(tmp_path, capsys):
+    folder = write_folder(tmp_path / "trial", comparisons=[COMPARISON], examples=[EXAMPLE])
+    (folder / "grid-99.png").write_text("of an earlier run")
+    main([str(folder)])
+    assert f"written: {folder}" in capsys.readouterr().out
+    text = (folder / "report.md").read_text()
+    assert text.startswith("# trial\n")
+    for line in (
+        "| wait-k | k = 1 | 18.00 ± 0.25 | 38.00 ± 0.25 | 1.000 | 1.000 | 1.000 | 1.000 | 0.500 | 0.50 | - | 4.50 |",
+        "| whole sentence |  | 27.00 ± 0.25 | 47.00 ± 0.25 | 11.000 | 11.000 | - | 11.000 | 0.500 | 5.50 | - | 4.50 |",
+        "| wait-k | k = 1 | - | - | 7.0 | 8.0 | 99 | 120 | 450 | 460 |",
+        r"| grid \| x | lam = 0.01 | 12.5% | 0.0% | 25.0% | 50.0% | 100.0% | 0.90 | True |",
+        "- mean over AL 1.50 to 3.25: +1.23 BLEU [+0.50, +2.00], p = 0.0120",
+        "- at AL 2: +1.23 BLEU [+0.50, +2.00], p = 0.0120",
+        "- at AL 9: outside the range",
+        r"| BLEU | AL of wait-k | AL of grid \| x | share |",
+        "| 24.00 | 3.50 | 2.80 | 80% |",
+        "| 26.00 | 3.60 | never | - |",
+        "- sentences: 9, 1 of them without output",
+        "- BLEU: `nrefs:1|tok:13a`",
+        "- versions: torch 2.13.0, sacrebleu 2.6.0",
+        "- device: cpu, 1 thread(s) a point, x86_64",
+        f"- checkpoint (SHA-256) (wait-k; whole sentence): model.safetensors `{'b' * 12}`",
+        "  Das  WAIT 0.10",
+        "Output: It costs",
+    ):
+        assert line in text.splitlines(), line
+    check_pictures(folder, ("frontier", "first_word", "grid-7"))
+    linked = set(re.findall(r"\]\(([^()]+)\)", text))
+    drawn = {path.name for path in folder.iterdir() if path.suffix in (".png", ".svg")}
+    assert linked == drawn - {"grid-7.svg"}  # the vector form of a grid is large and not for the repository
+    rows = (folder / "results.csv").read_text().splitlines()
+    assert len(rows) == 6 and rows[1].startswith("grid | x,lam = 0.1,20.125,40.125,1.5,")
+
+
+def test_the_same_json_gives_the_same_files(tmp_path):
+    first, again = (write_folder(tmp_path / name / "trial", examples=[EXAMPLE]) for name in "ab")
+    assert write_report(first) == write_report(again)
+    for path in first.glob("*.*"):
+        assert path.read_bytes() == (again / path.name).read_bytes(), path.name
+
+
+def test_results_without_intervals_comparisons_or_examples(tmp_path):
+    old = json.loads(json.dumps(RESULTS))
+    for point in old:
+        newer = ("half_width", "YAAL", "_p95", "word_ms", "_CA_ms", "words_per_second")
+        point["scores"] = {
+            key: value for key, value in point["scores"].items() if not any(part in key for part in newer)
+        }
+        del point["degeneracy"]
+    folder = write_folder(tmp_path / "old", old)
+    assert not any(name.startswith("grid") for name in write_report(folder))
+    text = (folder / "report.md").read_text()
+    assert r"| grid \| x | lam = 0.1 | 20.12 | 40.12 |" in text
+    assert "By the clock" not in text and "degeneracy" not in text
+    assert "±" not in text and "## Comparisons" not in text and "## Examples" not in text
+    check_pictures(folder, ("frontier", "first_word"))
+
+
+def test_a_folder_without_points_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="points/ holds no JSON file; run `python -m evaluation"):
+        write_report(tmp_path)
+
+
+def test_points_come_in_the_order_of_the_run(tmp_path):
+    assert load_points(write_folder(tmp_path / "trial")) == RESULTS
+
+
+def test_only_regimes_within_the_plotted_range_are_marked(tmp_path):
+    def text_of(results, latency):
+        draw_quality(results, latency, "t", tmp_path / "picture")
+        return (tmp_path / "picture.svg").read_text()
+
+    def marked(text):
+        return {regime for regime in ("AL 3", "AL 6", "AL 15") if f"<!-- {regime} -->" in text}
+
+    assert marked(text_of(RESULTS, "AL")) == {"AL 3"}
+    assert marked(text_of([*RESULTS, result(5, "wait-k", {"k": 9}, 26.0, 16.0)], "AL")) == {"AL 3", "AL 6", "AL 15"}
+    assert marked(text_of(RESULTS, "first_token_words")) == set()
+
+
+class Watching:
+    """An EMIT-head policy that notes the probability of each cell where it is asked."""
+
+    def __init__(self, policy):
+        self.policy, self.lam, self.theta, self.seen = policy, policy.lam, policy.theta, {}
+
+    def emits(self, stream):
+        self.seen[stream.x_vis - 1, stream.y_gen - 1] = stream.emit_probability(self.lam)
+        return self.policy.emits(stream)
+
+
+@pytest.mark.parametrize("packaged", [False, True])
+def test_an_example_s_numbers_are_the_engine_s(checkpoint, packaged):
+    """Every cell again by the engine's incremental steps, and the EMIT probabilities while it unfolds."""
+    engine = Engine(*load_checkpoint(PACKAGED if packaged else checkpoint), None if packaged else Limits(0.5, 5))
+    line, policy, tokenizer = demo_pairs()[32][0], EmitHeadPolicy(0.03), engine.tokenizer
+    example = example_of(engine, 33, line, policy)
+    stream, watching, words = engine.open(), Watching(policy), line.split()
+    row_of, heights = {}, []  # source position -> row; pieces written when the row is left
+    for row, word in enumerate(words):
+        stream.read(word, finished=row == len(words) - 1)
+        row_of[stream.x_vis - 1] = row
+        list(stream.advance(watching))
+        heights.append(stream.y_gen - 1)
+    assert example["ended"] == packaged == (not stream.over_limit)
+    assert example["rows"] == [*words, "</s>"]
+    target = [*stream.state.target_ids, tokenizer.eos_id]
+    Y = len(target) - 1
+    # The last word is read with the end, so its own row is only crossed.
+    assert example["taken_exit"] == [*heights[:-1], heights[-2], Y if packaged else Y - 1]
+    assert example["wait_ok"] == [True, *tokenizer.word_ends(target[1:-1], "word"), True]
+    pieces = "".join(piece.removesuffix("@@") for piece in example["columns"][:-1] if piece.strip("·▁@"))
+    assert pieces == example["output"].replace(" ", "")
+    for (position, column), probability in watching.seen.items():
+        assert example["emit"][row_of[position]][column] == pytest.approx(probability, abs=2e-5)
+    assert len(watching.seen) > 5
+
+    state, step = engine.open().state, 0
+    ends = [i for i, end in enumerate(tokenizer.word_ends(tokenizer.encode(line), "word"), 1) if end]
+    for row, position in enumerate([*ends, len(stream.state.source_ids) - 1]):
+        with torch.inference_mode():
+            state = cell = state.read(stream.state.source_ids[step + 1 : position + 1])
+            step = position
+            for column, following in enumerate(target[1:]):
+                nats = -cell.logits()[1].log_softmax(-1)
+                assert example["heatmap"][row][column] == pytest.approx(nats[following].item(), abs=2e-4)
+                text = tokenizer.decode([nats.argmin().item()])
+                assert example["top"][row][column].removesuffix("@@") == text or not text
+                emit = torch.tensor(cell.emit_logit(policy.lam)).sigmoid().item()
+                assert example["emit"][row][column] == pytest.approx(emit, abs=2e-5)
+                cell = cell.write(following)
+
+
+def test_the_best_path_of_an_example_scores_no_less_than_the_path_taken():
+    engine = Engine(*load_checkpoint())
+
+    def score(example, exits):
+        begins = [0, *exits[:-1]]
+        steps = zip(example["heatmap"], begins, exits, strict=True)
+        return example["lam"] * sum(exits) - sum(sum(row[begin:end]) for row, begin, end in steps)
+
+    for lam in (0.003, 0.12):
+        example = example_of(engine, 36, demo_pairs()[35][0], EmitHeadPolicy(lam))
+        best, taken = example["optimal_exit"], example["taken_exit"]
+        assert best[-1] == taken[-1] == len(example["columns"]) and score(example, best) >= score(example, taken) - 1e-3
+        assert all(example["wait_ok"][height] for height in best)
+
+
+def test_a_long_example_and_a_short_one_are_drawn(tmp_path):
+    engine, policy = Engine(*load_checkpoint()), EmitHeadPolicy(0.12)
+    lines = [" ".join(source for source, _ in demo_pairs()[:4]), "Ja."]
+    folder = write_folder(tmp_path / "trial")
+    examples = [example_of(engine, number, line, policy) for number, line in enumerate(lines, 1)]
+    write_examples(examples, folder / "examples.json")
+    assert json.loads((folder / "examples.json").read_text()) == examples
+    write_report(folder)
+    check_pictures(folder, ("grid-1", "grid-2"))
