@@ -69,7 +69,7 @@ class Confidence:
 class LocalAgreement:
     """EMIT the words that the hypotheses of two consecutive source words have in common (their longest common prefix).
 
-    A hypothesis is what greedy decoding would write after the words written so far, if the source ended here. One
+    A hypothesis is what greedy decoding would write after the words written so far, from the source read so far. One
     is made after each source word, then dropped; a word that is written is decoded again, from the same state and so
     to the same pieces. All these model calls count. Keeps state: make a new object for each sentence.
     """

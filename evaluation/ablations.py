@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from duplex_model.checkpoint import load_checkpoint
+from duplex_model.config import DuplexConfig
 from duplex_model.data import load_examples, read_pairs
 from duplex_model.settings import from_mapping, load_settings
 from duplex_model.training.settings import TrainSettings
@@ -48,19 +49,31 @@ def merged(settings, changes):
     return result
 
 
+def stage_1(recipe):
+    """What of a recipe stage 1 depends on."""
+    own = {*DuplexConfig.ABLATIONS, "emit_hidden_size"}
+    model = {key: value for key, value in recipe.get("model", {}).items() if key not in own}
+    return {**{key: value for key, value in recipe.items() if key != "duplex"}, "model": model}
+
+
 def train(recipe, folder, shared, data_dir, processes):
     """Run the recipe in `folder` unless it is finished; from the stage-1 model of the run `shared`, if one is given."""
-    if (folder / "duplex" / "config.json").is_file():
-        return
     folder.mkdir(parents=True, exist_ok=True)
+    known, text = folder / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False)
+    if known.is_file() and known.read_text(encoding="utf-8") != text:
+        raise ValueError(f"{folder} was trained with another recipe; remove it, or give another --runs")
+    known.write_text(text, encoding="utf-8")
+    if (folder / "finished").is_file():
+        return
     for part in ("tokenizer", "lm"):
         if shared and not (folder / part).is_dir():
-            shutil.copytree(shared / part, folder / part)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+            shutil.copytree(shared / part, folder / f"{part}.tmp", dirs_exist_ok=True)
+            os.replace(folder / f"{part}.tmp", folder / part)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += ["-m", "duplex_model.train", str(folder / "recipe.yaml"), "--output", str(folder)]
     command += ["--data-dir", str(data_dir), *(["--stage", "duplex"] if shared else [])]
     subprocess.run(command, check=True)
+    (folder / "finished").touch()
 
 
 def score(folder, settings, data_dir, areas, sentences, thetas=(0.5,)):
@@ -115,8 +128,8 @@ def main(arguments=None):
     results, first = {}, None
     for name, values in recipes.items():
         folder = runs / name.replace(" ", "-")
-        own_stage_1 = first is None or {"lm", "data", "vocab_size"} & set(ablation.variants[name])
-        train(values, folder, None if own_stage_1 else first, args.data_dir, args.processes)
+        shares = first is not None and stage_1(values) == stage_1(next(iter(recipes.values())))
+        train(values, folder, first if shares else None, args.data_dir, args.processes)
         first = first or folder
         thetas = THETAS if name in ablation.sweep_theta else (0.5,)
         scored = score(folder, checked[name], args.data_dir, ablation.areas, ablation.sentences, thetas)

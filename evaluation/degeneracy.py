@@ -5,9 +5,9 @@ from evaluation.metrics import reference_length
 LOOP = 3  # repetitions in a row
 
 
-def loops(words):
-    """Whether some sequence of one to four words stands three times in a row."""
-    for n in range(1, 5):
+def loops(words, longest=4):
+    """Whether some sequence of one to `longest` words stands three times in a row."""
+    for n in range(1, longest + 1):
         run = 0  # positions in a row at which a word equals the one n before it
         for i in range(n, len(words)):
             run = run + 1 if words[i] == words[i - n] else 0
@@ -28,12 +28,17 @@ def copies(words, source):
 def degeneracy(log, timing, latency_unit):
     """Shares of a point's sentences that are suspicious, and its length ratio.
 
-    empty: a source without output; cut_off: the output reached its limit; copied, looping: see above; read_whole: the
-    first word came after the whole source (all of them for a system that reads first); length_ratio: output over
-    reference, in latency units.
+    empty: a source without output; cut_off: the output reached its limit; copied (None for the unit char), looping:
+    see above; read_whole: the first word came after the whole source (all of them for a system that reads first);
+    length_ratio: output over reference, in latency units.
     """
     asked = [(r, t) for r, t in zip(log, timing, strict=True) if r["source_length"]]
     written = [(r, t) for r, t in asked if r["delays"]]
+
+    characters = latency_unit == "char"
+
+    def looping(text):
+        return loops(list("".join(text.split())), longest=8) if characters else loops(text.split())
 
     def share(true, of):
         return sum(map(bool, true)) / max(len(of), 1)
@@ -41,8 +46,10 @@ def degeneracy(log, timing, latency_unit):
     return {
         "empty": share((not r["delays"] for r, _ in asked), asked),
         "cut_off": share((t["cut"] for _, t in asked), asked),
-        "copied": share((copies(r["prediction"].split(), r["source"].split()) for r, _ in written), written),
-        "looping": share((loops(r["prediction"].split()) for r, _ in written), written),
+        "copied": None
+        if characters
+        else share((copies(r["prediction"].split(), r["source"].split()) for r, _ in written), written),
+        "looping": share((looping(r["prediction"]) for r, _ in written), written),
         "read_whole": share((r["delays"][0] >= r["source_length"] for r, _ in written), written),
         "length_ratio": sum(len(r["delays"]) for r in log)
         / max(sum(reference_length(r["reference"], latency_unit) for r in log), 1),

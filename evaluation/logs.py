@@ -27,7 +27,6 @@ def merge(folder, tasks):
     """Join the logs of a point's finished shards in `folder`, as one run over all sentences would have written them."""
     if [task.folder for task in tasks] == [folder]:
         return
-    claim(folder, identity(tasks[0]))
     for name in (LOG, TIMING):
         replace_file(folder / name, b"".join((task.folder / name).read_bytes() for task in tasks))
 
@@ -96,4 +95,5 @@ def claim(folder, wanted):
             raise ValueError(
                 f"{folder} holds a run with another {', '.join(differing)}; use --fresh (make: FRESH=1) to start over"
             )
-    path.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+    else:
+        replace_file(path, (json.dumps(wanted, indent=1) + "\n").encode())

@@ -59,8 +59,8 @@ def sentence_latency(delays, source_length, reference_length):
 
 
 def reference_length(reference, latency_unit):
-    """As SimulEval counts: blanks of the raw line split words, so doubled blanks count."""
-    return len(reference.strip()) if latency_unit == "char" else len(reference.split(" "))
+    """As SimulEval counts: blanks of the raw line split words, so doubled blanks count; at least 1."""
+    return max(len(reference.strip()), 1) if latency_unit == "char" else len(reference.split(" "))
 
 
 def record_latency(record, latency_unit):
@@ -127,15 +127,14 @@ def score_timing(records):
 
 
 def emission_times(calls, words_per_second):
-    """When each output word comes, ms after the start of a speech in which source word i is there at i / rate.
+    """{words read: when what is written then comes}, ms after the start of a speech whose word i is there at i / rate.
 
     calls: [words read, words written, ms of computing] of each policy call; computing queues behind the words and
     behind itself.
     """
-    now, times = 0.0, []
-    for read, written, ms in calls:
-        now = max(now, 1000 * read / words_per_second) + ms
-        times += [now] * written
+    now, times = 0.0, {}
+    for read, _, ms in calls:
+        now = times[read] = max(now, 1000 * read / words_per_second) + ms
     return times
 
 
@@ -152,5 +151,5 @@ def score_computation_aware(log, timing, latency_unit, words_per_second):
         counted = next((t for t, delay in enumerate(delays, 1) if delay >= source), len(delays))
         for name, target in (("AL_CA_ms", length), ("LAAL_CA_ms", max(length, len(delays)))):
             pace = 1000 * source / words_per_second / target
-            sums[name].append(mean(time - t * pace for t, time in enumerate(times[:counted])))
+            sums[name].append(mean(times[delay] - t * pace for t, delay in enumerate(delays[:counted])))
     return {name: mean(values) if values else None for name, values in sums.items()}

@@ -95,7 +95,6 @@ def run_task(task):
         agent = task.point.agent_class()
         dataloader = TextToTextDataloader.from_files(task.source, task.reference)
         evaluator = FlushingEvaluator(dataloader, {}, {}, args)
-        evaluator.iterator = evaluator.instances.values()
         evaluator(agent(args, engine=engine_for(agent, args)))
 
 
@@ -119,6 +118,8 @@ def sweep(points, folders, sentences, shards=1, common=None, **how):
     split = []
     for point, folder in zip(points, folders, strict=True):
         (whole,) = shards_of(point, folder, sentences, 1, common)
+        folder.mkdir(parents=True, exist_ok=True)
+        claim(folder, identity(whole))
         split.append([whole] if whole.done >= sentences else shards_of(point, folder, sentences, shards, common))
     run_tasks([task for tasks in split for task in tasks], **how)
     for folder, tasks in zip(folders, split, strict=True):
@@ -127,9 +128,9 @@ def sweep(points, folders, sentences, shards=1, common=None, **how):
 
 def run_tasks(tasks, jobs=1, cluster=None, cluster_options=None, scratch=None):
     """Run all tasks, `jobs` at a time: here, in processes of their own, or as an array job of `submitit`'s `cluster`
-    ("slurm"; "local" to try it), with `cluster_options` and its files in the folder `scratch`."""
+    ("slurm"; "local" to try it, all at once), with `cluster_options` and its files in the folder `scratch`."""
     with progress(tasks):
-        if cluster:
+        if cluster and tasks:
             _submit(tasks, jobs, cluster, cluster_options or {}, scratch)
         elif jobs == 1:
             for task in tasks:
@@ -137,8 +138,12 @@ def run_tasks(tasks, jobs=1, cluster=None, cluster_options=None, scratch=None):
         else:
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(jobs, context, _end_with_parent) as pool:
-                for future in as_completed([pool.submit(run_task, task) for task in tasks]):
-                    future.result()
+                try:
+                    for future in as_completed([pool.submit(run_task, task) for task in tasks]):
+                        future.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
 
 
 def _submit(tasks, jobs, cluster, options, scratch):
@@ -147,10 +152,11 @@ def _submit(tasks, jobs, cluster, options, scratch):
     except ImportError as error:
         raise ValueError("--cluster needs submitit: pip install 'duplex-simulmt[cluster]'") from error
     executor = submitit.AutoExecutor(folder=scratch, cluster=cluster)
-    executor.update_parameters(name="simulmt-sweep", cpus_per_task=tasks[0].threads if tasks else 1, **options)
+    defaults = {"name": "simulmt-sweep", "cpus_per_task": tasks[0].threads, "timeout_min": 24 * 60}
     if cluster == "slurm":
-        executor.update_parameters(slurm_array_parallelism=jobs)
-    for job in executor.map_array(run_task, tasks) if tasks else ():
+        defaults["slurm_array_parallelism"] = jobs
+    executor.update_parameters(**{**defaults, **options})
+    for job in executor.map_array(run_task, tasks):
         job.result()
 
 

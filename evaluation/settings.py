@@ -32,12 +32,13 @@ class CompareSettings:
 
     system: str
     baseline: str
-    metric: str = "AL"  # of latency: AL, LAAL, DAL, AP or first_token_words
+    metric: str = "AL"  # of latency: AL, LAAL, DAL, AP or first_token_words (YAAL is not there for every sentence)
     at: tuple[float, ...] = ()  # latencies (words) at which the gain is tested
 
     def __post_init__(self):
-        if self.metric not in LATENCIES:
-            raise ValueError(f"metric {self.metric!r} is no latency; use one of {', '.join(LATENCIES)}")
+        valid = [name for name in LATENCIES if name != "YAAL"]
+        if self.metric not in valid:
+            raise ValueError(f"metric {self.metric!r} cannot be compared at; use one of {', '.join(valid)}")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class TestSettings:
     cluster: dict[str, Any] = field(default_factory=dict)  # options of submitit's executor, such as timeout_min
 
     def __post_init__(self):
-        if bool(self.testset) == bool(self.source and self.reference) or self.testset and not self.languages:
+        files = self.source and self.reference
+        if not (files or self.testset and self.languages) or self.testset and (self.source or self.reference):
             raise ValueError("give either source and reference, or testset and languages")
         unit, tokenizer, notice = language_defaults(self.languages)
         if notice and self.tokenize is None:
@@ -121,10 +123,10 @@ def points_of(settings):
     for system in settings.systems:
         combinations = itertools.product(*system.sweep.values())
         points += [Point(system, dict(zip(system.sweep, values, strict=True))) for values in combinations]
-    labels = [point.label for point in points]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ValueError(f"the point {label!r} occurs twice; give the systems different names")
+    folders = [point.folder_name for point in points]
+    for point in points:
+        if folders.count(point.folder_name) > 1:
+            raise ValueError(f"the point {point.label!r} occurs twice; give the systems different names")
     return points
 
 

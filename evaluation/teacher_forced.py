@@ -17,7 +17,7 @@ from duplex_model.checkpoint import load_checkpoint
 from duplex_model.data import collate, load_examples, make_batches, read_pairs
 from duplex_model.losses import DuplexLoss, grid_masks
 
-K = (*range(1, 13), 16, 24)
+K = (*range(1, 13), 16, 24, 1000)  # the last: the whole source first
 LAM = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5)
 BUDGET = 8192  # cells a batch
 
@@ -120,7 +120,8 @@ def reached(curves):
     shares = {}
     for lam, (nats, area) in curves["head"].items():
         wait_k, best = nats_at(curves["wait-k"], area), nats_at(curves["best path"], area)
-        shares[lam] = None if None in (wait_k, best) else (wait_k - nats) / (wait_k - best)
+        defined = None not in (wait_k, best) and wait_k - best > 1e-3  # nats; below, the share is noise
+        shares[lam] = (wait_k - nats) / (wait_k - best) if defined else None
     return shares
 
 

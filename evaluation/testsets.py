@@ -48,7 +48,7 @@ def sacrebleu_files(name, languages):
     try:
         return Path(data.get_source_file(languages)), Path(data.get_reference_files(languages)[0])
     except (OSError, SystemExit) as error:  # sacreBLEU ends the process on some network errors
-        raw = Path(SACREBLEU_DIR) / name.split("/")[0] / "raw"
+        raw = Path(SACREBLEU_DIR) / name / "raw"
         by_hand = "; ".join(f"{url} as {raw / data._get_tarball_filename(url)}" for url in data.data)
         raise FileNotFoundError(f"test set {name!r} cannot be fetched ({error}); place by hand: {by_hand}") from error
 

@@ -52,7 +52,7 @@ def test_yaal_equals_omnisteval_s(data):
 def test_computing_queues_behind_the_words():
     """2 words a second. Word 1 (500 ms) takes 700 ms, so word 2 (there at 1000) begins at 1200; word 3 at 1500."""
     calls = [[1, 1, 700.0], [2, 0, 100.0], [3, 2, 50.0]]
-    assert emission_times(calls, 2.0) == [1200.0, 1550.0, 1550.0]
+    assert emission_times(calls, 2.0) == {1: 1200.0, 2: 1300.0, 3: 1550.0}
 
 
 def test_computation_aware_lagging_by_hand():
@@ -107,4 +107,6 @@ def test_degeneracy_of_a_log():
         "read_whole": 1 / 3,
         "length_ratio": 12 / 17,
     }
+    characters = degeneracy([record("哈哈哈哈", [1, 2, 3, 4])], timing[:1], "char")
+    assert characters["looping"] == 1 and characters["copied"] is None
     assert same_output(log, log) and not same_output(log, [record("w x y", [1, 2, 3]), *log[1:]])

@@ -83,5 +83,5 @@ def test_frontiers_without_a_common_range_have_no_gain():
 
 
 def test_an_unknown_latency_metric_is_refused():
-    with pytest.raises(ValueError, match="'BLEU' is no latency; use one of AL, LAAL"):
+    with pytest.raises(ValueError, match="'BLEU' cannot be compared at; use one of AL, LAAL"):
         CompareSettings("duplex", "wait-k", metric="BLEU")

@@ -86,7 +86,7 @@ class Run:
             add_dropout(stage.module, settings.dropout)
         self.averaged = None
         if settings.ema:
-            self.averaged = AveragedModel(stage.module, multi_avg_fn=get_ema_multi_avg_fn(settings.ema))
+            self.averaged = AveragedModel(stage.module, accelerator.device, get_ema_multi_avg_fn(settings.ema))
         self.module, self.optimizer = accelerator.prepare(stage.module, optimizer)
         self.step, self.best, self.cells, self.seconds = 0, float("inf"), 0, 0.0
         self._load()
