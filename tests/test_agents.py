@@ -118,7 +118,7 @@ BAD_INPUT = [
 ]
 
 
-@pytest.mark.parametrize("agent", ["duplex", "waitk", "offline", "confidence", "agreement", "oracle"])
+@pytest.mark.parametrize("agent", ["duplex", "waitk", "agreement", "oracle"])
 def test_odd_lines(tmp_path, checkpoint, agent):
     write_files(tmp_path, BAD_INPUT, ["A reference ."] * len(BAD_INPUT))
     records, _ = simuleval(tmp_path, "--agent", f"agents/{agent}_agent.py", "--checkpoint", checkpoint)
@@ -136,7 +136,7 @@ def test_odd_lines(tmp_path, checkpoint, agent):
     assert first.state.source_ids == second.state.source_ids
 
 
-@pytest.mark.parametrize("agent", ["duplex", "waitk", "oracle"])
+@pytest.mark.parametrize("agent", ["duplex", "waitk"])
 def test_a_long_line_is_cut_with_one_warning(tmp_path, checkpoint, agent):
     write_files(tmp_path, ["Hallo Tom", "Haus " * 2000], ["Hello Tom", "house"])
     options = ("--agent", f"agents/{agent}_agent.py", "--checkpoint", checkpoint)

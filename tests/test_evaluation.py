@@ -177,7 +177,9 @@ def test_two_jobs_equal_one(tmp_path, checkpoint):
 
 def test_shards_joined_equal_one_run(tmp_path, checkpoint):
     """In two shards, as a cluster's array job, and after a shard was cut: the whole run's logs to the byte."""
-    config = write_config(tmp_path, checkpoint, sentences=5)
+    options = {"checkpoint": str(checkpoint), "max_len_a": 0.3, "max_len_b": 3}
+    system = {"name": "wait-k", "agent": "agents.waitk_agent.WaitKAgent", "options": options, "sweep": {"k": [1, 3]}}
+    config = write_config(tmp_path, checkpoint, sentences=5, systems=[system], examples=[])
     whole, parts, array = (tmp_path / name for name in ("whole", "parts", "array"))
     main([str(config), "--output", str(whole)])
     main([str(config), "--output", str(parts), "--shards", "2"])

@@ -86,7 +86,8 @@ class Run:
             add_dropout(stage.module, settings.dropout)
         self.averaged = None
         if settings.ema:
-            self.averaged = AveragedModel(stage.module, accelerator.device, get_ema_multi_avg_fn(settings.ema))
+            mean = get_ema_multi_avg_fn(settings.ema)
+            self.averaged = AveragedModel(stage.module, device=accelerator.device, multi_avg_fn=mean)
         self.module, self.optimizer = accelerator.prepare(stage.module, optimizer)
         self.step, self.best, self.cells, self.seconds = 0, float("inf"), 0, 0.0
         self._load()
