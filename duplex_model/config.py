@@ -4,14 +4,16 @@ import math
 
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-BACKBONES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}  # family -> what differs from Llama
+# Family -> what differs from Llama. Mistral differs by its sliding window alone.
+BACKBONES = {"llama": {}, "mistral": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length, so that a cache holds
 _LM_CONFIGS = {(False, False): LlamaConfig, (True, False): Qwen2Config, (False, True): Qwen3Config}
 _SHARED = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
     "hidden_act max_position_embeddings initializer_range rms_norm_eps pad_token_id bos_token_id eos_token_id "
     "tie_word_embeddings rope_parameters"
 ).split()
-_LLAMA_ONLY = ("attention_bias", "mlp_bias")
+_OPTIONAL = {"llama": ("attention_bias", "mlp_bias"), "qwen3": ("attention_bias",)}
 
 
 class DuplexConfig(LlamaConfig):
@@ -19,6 +21,7 @@ class DuplexConfig(LlamaConfig):
 
     qkv_bias: biases on q, k and v only (Qwen2). qk_norm: RMSNorm on each head's q and k (Qwen3).
     anchor: position of the seed t_0, tokens (eq. 44); "oracle" is the true source length, as in the paper.
+    start_ids: s_0..s_p, BOS or a prompt before the text; seed_token_id: t_0; None: the tokenizer's own.
     emit_hidden_size: width of the EMIT head. lam_min, lam_max: range of lam (nats a cell) that the head was trained on.
     emit_reads_input: the EMIT head reads I[x, y] beside O[x, y]. input_cross_attention: the attention I <- O; without
     it the input stream is the causal LM's in every column.
@@ -26,13 +29,16 @@ class DuplexConfig(LlamaConfig):
     """
 
     model_type = "duplex"
-    LM_KEYS = ("anchor", "source_unit", "target_unit")  # not the backbone's, but its causal LM under wait-k needs them
+    # Not the backbone's, but its causal LM under wait-k needs them.
+    LM_KEYS = ("anchor", "source_unit", "target_unit", "start_ids", "seed_token_id")
     ABLATIONS = ("emit_reads_input", "input_cross_attention")
     STREAM_KEYS = (*LM_KEYS, *ABLATIONS, "emit_hidden_size", "lam_min", "lam_max")
 
     qkv_bias: bool = False
     qk_norm: bool = False
     anchor: int | str = 512
+    start_ids: list[int] | None = None
+    seed_token_id: int | None = None
     emit_hidden_size: int = 128
     emit_reads_input: bool = True
     input_cross_attention: bool = True
@@ -53,21 +59,40 @@ class DuplexConfig(LlamaConfig):
 
     def lm_config(self):
         """The configuration of the causal LM with the same backbone."""
-        names = _SHARED + list(_LLAMA_ONLY if self.lm_config_class is LlamaConfig else ())
-        return self.lm_config_class(**{name: getattr(self, name) for name in [*names, *self.LM_KEYS]})
+        names = [*_SHARED, *_OPTIONAL.get(self.lm_config_class.model_type, ()), *self.LM_KEYS]
+        return self.lm_config_class(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def from_backbone(cls, backbone, **overrides):
-        """The configuration of a grid over the causal LM configuration `backbone` (Llama, Qwen2 or Qwen3).
+        """The configuration of a grid over the causal LM configuration `backbone`.
 
-        Raises ValueError naming a family, or a sliding window, that the grid does not support.
+        Raises ValueError naming a family, RoPE scaling or sliding window that the grid does not support.
         """
         family = backbone.model_type
         if family not in BACKBONES:
             raise ValueError(f"backbone family {family!r} is not supported; use one of {', '.join(BACKBONES)}")
-        if getattr(backbone, "use_sliding_window", False):
+        rope = backbone.rope_parameters["rope_type"]
+        if rope not in ROPE_TYPES:
             raise ValueError(
-                f"backbone {family!r}: sliding-window attention is not supported; use a full-attention model"
+                f"backbone {family!r}: RoPE scaling {rope!r} is not supported; {', '.join(ROPE_TYPES)} are"
             )
-        names = _SHARED + list(_LLAMA_ONLY if family == "llama" else ())
-        return cls(**{name: getattr(backbone, name) for name in names}, **BACKBONES[family], **overrides)
+        names = [*_SHARED, *_OPTIONAL.get(family, ())]
+        values = {name: value for name in names if (value := getattr(backbone, name, None)) is not None}
+        config = cls(**values, **BACKBONES[family], **overrides)
+        check_window(backbone, config)
+        return config
+
+
+def check_window(backbone, config):
+    """Raise ValueError if some layer's sliding window is too short for a source below the anchor and its output."""
+    window, layers = getattr(backbone, "sliding_window", None), getattr(backbone, "layer_types", None)
+    if window is None or (layers is not None and "sliding_attention" not in layers):
+        return
+    # An output is at most as long as a source and a half: what a causal LM has to see is below three anchors.
+    needed = 3 * config.anchor if isinstance(config.anchor, int) else math.inf
+    if window < needed:
+        raise ValueError(
+            f"backbone {backbone.model_type!r}: a sliding window of {window} tokens is shorter than the {needed} that "
+            f"a source below the anchor {config.anchor} and its output may need; set a smaller anchor, or use a model "
+            "with full attention"
+        )

@@ -11,8 +11,9 @@ import torch
 class Example:
     """One tokenised sentence pair.
 
-    source: ids s_0..s_{X-1} (BOS, pieces, EOS). target: ids t_0..t_Y (seed, pieces, EOS).
-    source_word: [X] the 0-based word of each source piece; BOS counts as word -1 (always visible), EOS as the last.
+    source: ids s_0..s_{X-1} (start, pieces, EOS). target: ids t_0..t_Y (seed, pieces, EOS).
+    source_word: [X] the 0-based word of each source piece; the start counts as word -1 (always visible), EOS as the
+    last.
     target_word: [Y] the 0-based output word that column y predicts a piece of.
     decision_rows: rows that end a source word, and the EOS row.
     wait_ok: [Y+1] heights at which the path may leave a row: 0, Y, and where t_y ends an output word.
@@ -50,16 +51,16 @@ class Batch:
 
 def make_example(tokenizer, source, target, source_limit=None):
     """Tokenise one sentence pair (two strings) into an Example; of the source's pieces the first `source_limit`."""
-    s_ids, t_ids = tokenizer.encode(source)[:source_limit], tokenizer.encode(target)
+    start, s_ids, t_ids = tokenizer.start_ids, tokenizer.encode(source)[:source_limit], tokenizer.encode(target)
     s_ends = tokenizer.word_ends(s_ids, tokenizer.source_unit)
     t_ends = tokenizer.word_ends(t_ids, tokenizer.target_unit)
     s_word = np.concatenate([[0], np.cumsum(s_ends)[:-1]]).astype(int).tolist() if s_ids else []
     return Example(
-        source=[tokenizer.bos_id, *s_ids, tokenizer.eos_id],
+        source=[*start, *s_ids, tokenizer.eos_id],
         target=[tokenizer.seed_id, *t_ids, tokenizer.eos_id],
-        source_word=[-1, *s_word, s_word[-1] if s_word else -1],
+        source_word=[*(-1 for _ in start), *s_word, s_word[-1] if s_word else -1],
         target_word=np.concatenate([[0], np.cumsum(t_ends)]).astype(int).tolist(),
-        decision_rows=[*(i + 1 for i, end in enumerate(s_ends) if end), len(s_ids) + 1],
+        decision_rows=[*(i for i, end in enumerate(s_ends, len(start)) if end), len(start) + len(s_ids)],
         wait_ok=[True, *t_ends, True],
     )
 
@@ -118,7 +119,8 @@ def read_pairs(prefix, source, target):
 def load_examples(tokenizer, pairs, max_tokens):
     """Examples of the pairs with a word on either side and at most `max_tokens` pieces a side."""
     examples = (make_example(tokenizer, s, t) for s, t in pairs if s.strip() and t.strip())
-    return [e for e in examples if max(len(e.source), len(e.target)) <= max_tokens + 2]
+    longest_source = max_tokens + len(tokenizer.start_ids) + 1
+    return [e for e in examples if len(e.source) <= longest_source and len(e.target) <= max_tokens + 2]
 
 
 def make_batches(examples, budget, cost, generator):

@@ -14,7 +14,7 @@ MAX_WORD = 64  # pieces; a word that never ends is cut there
 
 @dataclass(frozen=True)
 class Limits:
-    """Output is cut at `max_len_a` * |x| + `max_len_b` tokens, |x| = source tokens visible."""
+    """Output is cut at `max_len_a` * |x| + `max_len_b` tokens, |x| = source tokens visible (a prompt counts as one)."""
 
     max_len_a: float = 1.5
     max_len_b: float = 20
@@ -37,11 +37,20 @@ class Engine:
         self.inner_ban[[*tokenizer.special_ids, *range(tokenizer.vocab_size, size)]] = -math.inf
         self.first_ban = self.inner_ban.clone()  # ... and at a word's start, where EOS may come
         self.first_ban[tokenizer.eos_id] = 0.0
+        self.word_enders = frozenset()  # tokens that end the word before them
+        if tokenizer.opening_ids is not None and tokenizer.target_unit == "word":
+            self.word_enders = tokenizer.opening_ids | {tokenizer.eos_id}
+            self.inner_ban = self.first_ban
+            self.first_ban = torch.full_like(self.first_ban, -math.inf)  # a written word's continuations are masked
+            self.first_ban[list(self.word_enders)] = 0.0
         self._start = None
 
     def to(self, device, dtype=None):
-        """An engine over the same model on `device`, in `dtype` if given."""
-        return Engine(self.model.to(device=device, dtype=dtype), self.tokenizer, self.limits)
+        """An engine over the same model on `device`, its weights in `dtype` if given."""
+        model = self.model.to(device)
+        for parameter in model.parameters() if dtype else ():  # not the buffers: RoPE's angles need float32
+            parameter.data = parameter.data.to(dtype)
+        return Engine(model, self.tokenizer, self.limits)
 
     def open(self, source_length=None):
         """A new Stream. source_length: tokens with BOS and EOS; only a model with the oracle anchor needs it."""
@@ -56,7 +65,7 @@ class Engine:
     @torch.inference_mode()
     def _state(self, anchor):
         state_class = GridState if isinstance(self.model, DuplexModel) else LmState
-        return state_class.start(self.model, self.tokenizer.bos_id, self.tokenizer.seed_id, anchor)
+        return state_class.start(self.model, self.tokenizer.start_ids, self.tokenizer.seed_id, anchor)
 
 
 class Stream:
@@ -89,8 +98,13 @@ class Stream:
 
     @property
     def x_vis(self):
-        """Source tokens read, BOS and EOS included."""
+        """Source tokens read, the source start and EOS included."""
         return len(self.state.source_ids)
+
+    @property
+    def text_rows(self):
+        """Source tokens read after the source start s_0..s_p."""
+        return self.x_vis - len(self.engine.tokenizer.start_ids)
 
     @property
     def y_gen(self):
@@ -101,7 +115,7 @@ class Stream:
     def over_limit(self):
         """Whether the output has reached the length that the source read so far allows."""
         limits = self.engine.limits
-        return self.y_gen - 1 >= limits.max_len_a * self.x_vis + limits.max_len_b
+        return self.y_gen - 1 >= limits.max_len_a * (self.text_rows + 1) + limits.max_len_b
 
     @torch.inference_mode()
     def read(self, words, finished=False):
@@ -125,7 +139,7 @@ class Stream:
             ids, finished, self.truncated = ids[:room], True, True
         if finished:
             self.source_finished = True
-            if not ids and self.x_vis == 1:
+            if not ids and not self.text_rows:
                 self.target_finished = True  # an empty line has an empty translation
                 return
             ids.append(tokenizer.eos_id)
@@ -140,7 +154,7 @@ class Stream:
     @property
     def can_write(self):
         """Whether the next word may be asked for: something is read, nothing forbids going on."""
-        return not self.target_finished and (self.x_vis > 1) and not (self.over_limit and not self.source_finished)
+        return not self.target_finished and self.text_rows > 0 and not (self.over_limit and not self.source_finished)
 
     @torch.inference_mode()
     def next_logits(self):
@@ -178,8 +192,11 @@ class Stream:
             if pieces and (self.source_finished and self.over_limit or len(pieces) == MAX_WORD):
                 break
             self.state, logits = self.state.logits()
-            pieces.append((logits + self.engine.inner_ban).argmax().item())
-            self.state = self.state.write(pieces[-1])
+            token = (logits + (self.engine.inner_ban if pieces else self.engine.first_ban)).argmax().item()
+            if pieces and token in self.engine.word_enders:
+                break
+            pieces.append(token)
+            self.state = self.state.write(token)
         self.words_written += 1
         return "".join(tokenizer.decode(pieces).split())  # byte pieces can spell a blank, which no word has
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from duplex_model.attention import StreamCache, stream_attention
+from duplex_model.backbone import load_config, load_lm
 from duplex_model.config import DuplexConfig
 from duplex_model.layers import DuplexLayer
 
@@ -92,17 +93,33 @@ class DuplexModel(DuplexPreTrainedModel):
         return self.lm_head
 
     @classmethod
+    def from_backbone(cls, name, dtype=torch.float32, device="cpu", **overrides):
+        """A grid over a pretrained LLM of the Llama, Mistral, Qwen2 or Qwen3 family, with a fresh EMIT head.
+
+        name: a name of the hub or a folder, or either's FILE.gguf (unpacked to `dtype`). overrides: keys of
+        DuplexConfig beyond the backbone's. Raises FileNotFoundError for a missing model, ValueError naming a family,
+        RoPE scaling or sliding window that the grid does not support.
+        """
+        config = load_config(name, **overrides)
+        return cls.from_causal_lm(load_lm(name, config, dtype, device), **overrides)
+
+    @classmethod
     def from_causal_lm(cls, lm, **overrides):
-        """A grid with the weights of the causal LM `lm` (Llama, Qwen2, Qwen3) and a fresh EMIT head.
+        """A grid that takes over the weights of the causal LM `lm` (not copied), with a fresh EMIT head.
 
         overrides: keys of DuplexConfig beyond the backbone's. Raises ValueError for an unsupported family.
         """
-        model = cls(DuplexConfig.from_backbone(lm.config, **overrides))
-        missing, unexpected = model.load_state_dict(lm.state_dict(), strict=False)
+        config = DuplexConfig.from_backbone(lm.config, **overrides)
+        with torch.device("meta"):
+            model = cls(config)
+        missing, unexpected = model.load_state_dict(lm.state_dict(), strict=False, assign=True)
         missing = [name for name in missing if not name.startswith("emit_head.")]
         if missing or unexpected:
             raise ValueError(f"weights do not fit the grid: missing {missing}, unexpected {unexpected}")
-        return model.to(lm.dtype)
+        model.tie_weights()
+        model.model.rotary_emb = LlamaRotaryEmbedding(config).to(lm.device)
+        model.emit_head = EmitHead(config).apply(model._init_weights).to(lm.device, lm.dtype)
+        return model
 
     def forward(self, source_ids, target_ids, cache=None, first_row=0, first_col=0, anchor=None, keep=None):
         """Compute the cells of rows x columns of a block (eq. 5-23).

@@ -20,7 +20,7 @@ from duplex_model.policies import check_price
 class Schedule:
     """Output words that a path has written when it leaves each of its decision rows.
 
-    rows: index of each decision row's source token (BOS is 0), ascending. words: output words, of the same length.
+    rows: index of each decision row's source token (s_0 is 0), ascending. words: output words, of the same length.
     """
 
     rows: tuple
@@ -39,7 +39,7 @@ def best_schedule(model, tokenizer, source, reference, lam):
     The last decision row is EOS's: there all words of the reference are written. A source that does not fit below the
     anchor is cut where a Stream cuts it.
     """
-    longest = None if model.config.anchor == "oracle" else model.config.anchor - 2  # BOS and EOS beside it
+    longest = None if model.config.anchor == "oracle" else model.config.anchor - len(tokenizer.start_ids) - 1  # EOS
     example = make_example(tokenizer, source, reference, longest)
     batch = collate([example]).to(model.device)
     loss = DuplexLoss(model, lam)

@@ -25,10 +25,11 @@ class GridState:
     steps: int = 0  # model calls so far
 
     @classmethod
-    def start(cls, model, bos_id, seed_id, anchor=None):
-        """The state of cell (0, 0): BOS read, the seed written. anchor: the config's unless given (the oracle's)."""
+    def start(cls, model, start_ids, seed_id, anchor=None):
+        """The state before the first word: the source start s_0..s_p read, the seed written. anchor: the config's
+        unless given (the oracle's)."""
         state = cls(model, model.config.anchor if anchor is None else anchor)
-        return state._extend((bos_id,), (seed_id,), 0, 0)
+        return state._extend(tuple(start_ids), (seed_id,), 0, 0)
 
     def read(self, ids):
         """WAIT: `ids` as new rows below the existing columns, in one block."""
@@ -84,9 +85,9 @@ class LmState:
     steps: int = 0
 
     @classmethod
-    def start(cls, model, bos_id, seed_id, anchor=None):
+    def start(cls, model, start_ids, seed_id, anchor=None):
         anchor = model.config.anchor if anchor is None else anchor
-        return cls(model, anchor, target_ids=(seed_id,), cache=DynamicCache(config=model.config)).read((bos_id,))
+        return cls(model, anchor, target_ids=(seed_id,), cache=DynamicCache(config=model.config)).read(start_ids)
 
     def read(self, ids):
         """Feed source tokens; they see source tokens only."""

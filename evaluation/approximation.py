@@ -57,7 +57,7 @@ class ExactEngine(Engine):
 
     def _state(self, anchor):
         tokenizer, config = self.tokenizer, self.model.config
-        return ExactState(self.model, anchor or config.anchor, (tokenizer.bos_id,), (tokenizer.seed_id,))
+        return ExactState(self.model, anchor or config.anchor, tuple(tokenizer.start_ids), (tokenizer.seed_id,))
 
 
 def translate(engine, line, policy):

@@ -39,7 +39,7 @@ def test_streams_equal_the_grid(dtype, tolerance, seed):
             block = grid(source, target)
             whole = grid.lm_logits(block.outputs)[0], grid.emit_logits(block, LAM.to(dtype))[:, 0]
             source, target = source[0].tolist(), target[0].tolist()
-            walks.append((random_walk(GridState.start(grid, source[0], target[0]), source, target, rng), whole))
+            walks.append((random_walk(GridState.start(grid, source[:1], target[0]), source, target, rng), whole))
         steps = 0
         while walks:
             walk, (logits, emit) = rng.choice(walks)
@@ -62,7 +62,7 @@ def test_long_lines_take_the_scan_and_equal_the_grid():
     source, target = tokens(150, 80, B=1)
     with torch.no_grad():
         block = grid(source, target)
-        start = GridState.start(grid, source[0, 0].item(), target[0, 0].item())
+        start = GridState.start(grid, source[0, :1].tolist(), target[0, 0].item())
         state = start.read(source[0, 1:-1].tolist())
         for token in target[0, 1:].tolist():
             state = state.write(token)
@@ -88,7 +88,7 @@ def test_every_cell_is_computed_once():
         layer.self_attn.q_proj.register_forward_hook(count(f"q{index}"))
         layer.mlp.register_forward_hook(count(f"mlp{index}"))
     with torch.no_grad():
-        for _ in random_walk(GridState.start(grid, source[0], target[0]), source, target, rng):
+        for _ in random_walk(GridState.start(grid, source[:1], target[0]), source, target, rng):
             pass
     cells = 2 * 11 * 9
     assert {name: n for name, n in counts.items() if name != "q0"} == dict.fromkeys(
@@ -245,7 +245,7 @@ def test_lm_stream_equals_one_forward_pass(tokenizer):
                 position_ids=positions[None],
             ).last_hidden_state
             expected = lm.lm_head(hidden)[0, X:]
-            state, read = LmState.start(lm, example.source[0], example.target[0]), 0
+            state, read = LmState.start(lm, example.source[:1], example.target[0]), 0
             for column in range(Y):
                 visible = [i for i, word in enumerate(example.source_word) if word < k + example.target_word[column]]
                 if len(visible) - 1 > read:
