@@ -20,8 +20,9 @@ def locate(name):
 def _load(auto_class, name, **options):
     """`auto_class.from_pretrained`, never with remote code; a missing model is a FileNotFoundError with a remedy."""
     where, keywords = locate(name)
-    if "gguf_file" in keywords and Path(where).is_dir() and not Path(name).is_file():
-        raise FileNotFoundError(f"{name}: no such GGUF file; check the path")
+    file = Path(where, keywords.get("gguf_file", "config.json"))
+    if Path(where).is_dir() and not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; check the path of the backbone {str(name)!r}")
     try:
         return auto_class.from_pretrained(where, trust_remote_code=False, **keywords, **options)
     except ImportError as error:

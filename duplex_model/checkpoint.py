@@ -1,4 +1,4 @@
-"""Model folders: config.json, model.safetensors and spm.model, of the grid or of its stage-1 causal LM."""
+"""Model folders of the grid or of its stage-1 causal LM: config.json, weights and the tokenizer's file."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,17 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from duplex_model.backbone_tokenizer import BackboneTokenizer
 from duplex_model.config import BACKBONES
 from duplex_model.model import DuplexModel
 from duplex_model.tokenizer import FILE_NAME, Tokenizer
 
 PACKAGED = Path(__file__).parent / "weights" / "tatoeba-de-en"  # what agents use without --checkpoint
-FILES = ("config.json", "model.safetensors", FILE_NAME)
+FILES = (  # any one of each
+    ("config.json",),
+    ("model.safetensors", "model.safetensors.index.json"),
+    (FILE_NAME, "tokenizer.json"),  # our SentencePiece model, or a pretrained LLM's tokenizer
+)
 
 
 def checkpoint_folder(folder=None, backbone="duplex"):
@@ -23,13 +28,16 @@ def checkpoint_folder(folder=None, backbone="duplex"):
 def check_checkpoint(folder=None, backbone="duplex"):
     """The model folder, after a look at its files and its config's model type; raises as `load_checkpoint` does."""
     folder = checkpoint_folder(folder, backbone)
-    for name in FILES:
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} is missing; a checkpoint folder holds {', '.join(FILES)}")
-    family = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    if family not in {"duplex": ("duplex",), "lm": tuple(BACKBONES)}[backbone]:
+    for names in FILES:
+        if not any((folder / name).is_file() for name in names):
+            holds = ", ".join(" or ".join(names) for names in FILES)
+            raise FileNotFoundError(f"{folder / names[0]} is missing; a checkpoint folder holds {holds}")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    family = config.get("model_type")
+    if "anchor" not in config or family not in {"duplex": ("duplex",), "lm": tuple(BACKBONES)}[backbone]:
         raise ValueError(
-            f"{folder}: model type {family!r} is not a {backbone!r} backbone; choose another checkpoint or --backbone"
+            f"{folder}: model type {family!r} is not a trained {backbone!r} backbone; choose another checkpoint or "
+            "--backbone"
         )
     return folder
 
@@ -43,7 +51,7 @@ def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.fl
     """
     folder = check_checkpoint(folder, backbone)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    tokenizer = Tokenizer(folder / FILE_NAME, config.get("source_unit", "word"), config.get("target_unit", "word"))
+    tokenizer = load_tokenizer(folder, config)
     model_class = DuplexModel if backbone == "duplex" else AutoModelForCausalLM
     try:
         model, report = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
@@ -53,6 +61,14 @@ def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.fl
     if wrong or tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"{folder}: weights, config.json and tokenizer do not fit together ({wrong or 'vocabulary sizes differ'}); "
-            "copy the three files from the same run"
+            "copy all files from the same run"
         )
     return model.to(device).eval(), tokenizer
+
+
+def load_tokenizer(folder, config):
+    """The tokenizer in a model folder, with the units, source start and seed of its `config` (a mapping)."""
+    units = config.get("source_unit", "word"), config.get("target_unit", "word")
+    if (folder / FILE_NAME).is_file():
+        return Tokenizer(folder / FILE_NAME, *units)
+    return BackboneTokenizer.from_folder(folder, *units, config.get("start_ids"), config.get("seed_token_id"))

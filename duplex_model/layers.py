@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaMLP, apply_rotary_pos_emb
 
 from duplex_model.attention import Projections
@@ -44,7 +45,7 @@ class DuplexAttention(nn.Module):
         return Projections(q, k, v.view(*shape, self.kv_heads, self.head_dim))
 
 
-class DuplexLayer(nn.Module):
+class DuplexLayer(GradientCheckpointingLayer):
     """Parameter names are those of `transformers`' LlamaDecoderLayer, so weights load by name."""
 
     def __init__(self, config):

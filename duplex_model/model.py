@@ -72,6 +72,7 @@ class DuplexPreTrainedModel(PreTrainedModel):
     config_class = DuplexConfig
     base_model_prefix = "model"
     _no_split_modules = ["DuplexLayer"]
+    supports_gradient_checkpointing = True
 
 
 class DuplexModel(DuplexPreTrainedModel):
@@ -134,18 +135,17 @@ class DuplexModel(DuplexPreTrainedModel):
             raise ValueError(f"a block starts at row 0 or column 0, not at ({first_row}, {first_col}) with this cache")
         rotary = self.rotary(source_ids, target_ids, first_row, first_col, anchor)
         states = self.embed(source_ids, target_ids)
-        caches = []
+        caches = {}
         for index, layer in enumerate(self.model.layers):
             past = cache[index] if cache is not None else LayerCache(None, None)
 
-            def attend(own, other, past=past):
-                contexts, kept = self._attend(own, other, past, first_row, first_col)
-                caches.append(kept)
+            def attend(own, other, index=index, past=past):
+                contexts, caches[index] = self._attend(own, other, past, first_row, first_col)
                 return contexts
 
             last = index == len(self.model.layers) - 1
             states = layer(states, rotary, attend, keep if last else None)
-        return Block(*states, tuple(caches))
+        return Block(*states, tuple(caches.values()))
 
     def embed(self, source_ids, target_ids):
         """Layer 0's states of both streams, a token's alone: [B, x, 1, D] and [B, 1, y, D]."""

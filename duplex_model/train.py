@@ -2,8 +2,8 @@
 
 Stage `lm` trains a causal LM with multi-path prefix masks (baseline and initialisation), stage `duplex` the grid with
 L_LM + L_emit. Both resume from their last checkpoint, to the step. Runs under `accelerate launch` as well. Writes
-OUTPUT/lm and OUTPUT/duplex (model folders for the agents), a `log.jsonl` beside each stage's checkpoints, and
-`average.json` (dev scores of stage 2's averages with its initial weights).
+OUTPUT/lm and OUTPUT/duplex (model folders for the agents) and, beside each stage's checkpoints, a `log.jsonl`, the
+`adapters` of a LoRA training, and `average.json` (dev scores of stage 2's averages with its initial weights).
 """
 
 import argparse
@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
+from duplex_model.backbone import load_config, load_lm, load_tokenizer
 from duplex_model.config import DuplexConfig
 from duplex_model.data import collate, load_examples, make_batches, read_lines, read_pairs
 from duplex_model.model import DuplexModel
@@ -23,6 +24,7 @@ from duplex_model.settings import check_keys, load_settings
 from duplex_model.tokenizer import Tokenizer, train_tokenizer
 from duplex_model.training.average import average_with_initial, trunk_of
 from duplex_model.training.loop import BatchStream, Run
+from duplex_model.training.lora import add_adapters, save_adapters
 from duplex_model.training.settings import TrainSettings
 from duplex_model.training.stages import DuplexStage, LmStage
 
@@ -51,10 +53,19 @@ def tokenizer_file(settings, data_dir, folder, may_train):
     return model_file
 
 
+def build_tokenizer(settings, data_dir, folder, may_train):
+    """The backbone's tokenizer, or the run's own SentencePiece model."""
+    units = settings.data.source_unit, settings.data.target_unit
+    if settings.backbone is None:
+        return Tokenizer(tokenizer_file(settings, data_dir, folder, may_train), *units)
+    return load_tokenizer(settings.backbone, *units, settings.prompt, settings.chat_template)
+
+
 def check_model(settings, where):
     """Raise ValueError for a key of `model` that is unknown or set elsewhere, or an anchor that does not fit."""
+    own = {"anchor", "emit_hidden_size", *DuplexConfig.ABLATIONS}
     elsewhere = {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", *DuplexConfig.STREAM_KEYS}
-    valid = set(DuplexConfig().to_dict()) - elsewhere | {"anchor", "emit_hidden_size", *DuplexConfig.ABLATIONS}
+    valid = own if settings.backbone else set(DuplexConfig().to_dict()) - elsewhere | own
     check_keys(settings.model, sorted(valid), f"{where}: model")
     anchor = settings.model.get("anchor", DuplexConfig.anchor)
     if anchor != "oracle" and not (isinstance(anchor, int) and settings.data.max_tokens + 2 <= anchor):
@@ -65,31 +76,53 @@ def check_model(settings, where):
 
 
 def build_config(settings, tokenizer):
-    """The DuplexConfig of the settings' model and tokenizer."""
-    return DuplexConfig(
-        **{
-            "vocab_size": tokenizer.vocab_size,
-            "pad_token_id": tokenizer.pad_id,
-            "bos_token_id": tokenizer.bos_id,
-            "eos_token_id": tokenizer.eos_id,
-            "lam_min": settings.duplex.lam_min,
-            "lam_max": settings.duplex.lam_max,
-            "source_unit": settings.data.source_unit,
-            "target_unit": settings.data.target_unit,
-            **settings.model,
-        }
-    )
+    """The DuplexConfig of the settings: over the backbone's, or of a new model for the tokenizer."""
+    values = {
+        "lam_min": settings.duplex.lam_min,
+        "lam_max": settings.duplex.lam_max,
+        "source_unit": settings.data.source_unit,
+        "target_unit": settings.data.target_unit,
+        **settings.model,
+    }
+    if settings.backbone is not None:
+        start = {"start_ids": list(tokenizer.start_ids), "seed_token_id": tokenizer.seed_id}
+        config = load_config(settings.backbone, **start, **values)
+        longest = settings.data.max_tokens + len(tokenizer.start_ids) + 1
+        if isinstance(config.anchor, int) and longest > config.anchor:
+            raise ValueError(
+                f"the prompt and data.max_tokens make {longest} tokens, more than the anchor {config.anchor}"
+            )
+        return config
+    ids = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    return DuplexConfig(vocab_size=tokenizer.vocab_size, **ids, **values)
+
+
+def initial_lm(settings, config):
+    """The causal LM that stage 1 begins from: the backbone, or random weights."""
+    if settings.backbone is None:
+        return AutoModelForCausalLM.from_config(config.lm_config())
+    return load_lm(settings.backbone, config, getattr(torch, settings.backbone_dtype))
 
 
 def initial_grid(settings, config, lm_folder):
-    """The grid with the stage-1 weights in `lm_folder`, or fresh ones if the settings say `from_scratch`."""
+    """The grid with the stage-1 weights in `lm_folder`, those of the backbone if there is no stage 1, or fresh ones."""
     if settings.duplex.from_scratch:
         return DuplexModel(config)
-    if not (lm_folder / "config.json").is_file():
+    if settings.lm is None:
+        lm = initial_lm(settings, config)
+    elif (lm_folder / "config.json").is_file():
+        lm = AutoModelForCausalLM.from_pretrained(lm_folder, dtype=getattr(torch, settings.backbone_dtype))
+    else:
         raise FileNotFoundError(f"{lm_folder}: no stage-1 model; run the stage lm first, or set duplex.from_scratch")
-    lm = AutoModelForCausalLM.from_pretrained(lm_folder)
     stream = {key: getattr(config, key) for key in DuplexConfig.STREAM_KEYS}
     return DuplexModel.from_causal_lm(lm, **stream)
+
+
+def prepare(model, settings):
+    """Adapters and gradient checkpointing, if the settings ask for them; the `peft` model around `model`, or None."""
+    if settings.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    return add_adapters(model, settings.lora) if settings.lora else None
 
 
 def run_stage(accelerator, stage, settings, folder, seed, examples, dev_examples):
@@ -112,38 +145,43 @@ def main(arguments=None):
     # Without `cpu`, several processes on a machine without a GPU would not find each other and train apart.
     accelerator = Accelerator(mixed_precision=settings.precision, cpu=not torch.accelerator.is_available())
     with accelerator.main_process_first():
-        model_file = tokenizer_file(settings, data_dir, folder, accelerator.is_main_process)
+        tokenizer = build_tokenizer(settings, data_dir, folder, accelerator.is_main_process)
+    config = build_config(settings, tokenizer)
     data = settings.data
-    tokenizer = Tokenizer(model_file, data.source_unit, data.target_unit)
     pairs = [pair for prefix in data.train for pair in read_pairs(data_dir / prefix, data.source, data.target)]
     dev_pairs = read_pairs(data_dir / data.dev, data.source, data.target)[: data.dev_sentences]
     examples, dev_examples = (load_examples(tokenizer, p, data.max_tokens) for p in (pairs, dev_pairs))
-    torch.manual_seed(settings.seed)
-    config = build_config(settings, tokenizer)
 
-    if args.stage != "duplex":
-        lm = AutoModelForCausalLM.from_config(config.lm_config())
-        stage = LmStage(lm, settings.lm)
-        run_stage(accelerator, stage, settings.lm, folder / "stage-lm", settings.seed, examples, dev_examples)
-        save(accelerator, lm, tokenizer, folder / "lm")
-        del lm, stage
+    torch.manual_seed(settings.seed)
+    if args.stage != "duplex" and settings.lm is not None:
+        lm = initial_lm(settings, config)
+        adapted = prepare(lm, settings)
+        stage, place = LmStage(lm, settings.lm), folder / "stage-lm"
+        run_stage(accelerator, stage, settings.lm, place, settings.seed, examples, dev_examples)
+        save(accelerator, lm, adapted, tokenizer, place, folder / "lm")
+        del lm, adapted, stage
         accelerator.free_memory()
     if args.stage != "lm":
         torch.manual_seed(settings.seed)  # the same EMIT head whether stage 1 ran just now or before
         model = initial_grid(settings, config, folder / "lm")
-        stage, initial = DuplexStage(model, settings.duplex), trunk_of(model)
-        run, dev = run_stage(
-            accelerator, stage, settings.duplex, folder / "stage-duplex", settings.seed, examples, dev_examples
-        )
-        scores = average_with_initial(model, initial, settings.duplex.average, lambda: run.validate(dev)["score"])
-        if accelerator.is_main_process:
-            (folder / "stage-duplex" / "average.json").write_text(json.dumps({"dev_score_by_share": scores}) + "\n")
-        save(accelerator, model, tokenizer, folder / "duplex")
+        average = settings.duplex.average
+        initial = trunk_of(model) if average != (0.0,) else None
+        adapted = prepare(model, settings)
+        stage, place = DuplexStage(model, settings.duplex), folder / "stage-duplex"
+        run, dev = run_stage(accelerator, stage, settings.duplex, place, settings.seed, examples, dev_examples)
+        if initial is not None:
+            scores = average_with_initial(model, initial, average, lambda: run.validate(dev)["score"])
+            if accelerator.is_main_process:
+                (place / "average.json").write_text(json.dumps({"dev_score_by_share": scores}) + "\n")
+        save(accelerator, model, adapted, tokenizer, place, folder / "duplex")
 
 
-def save(accelerator, model, tokenizer, folder):
-    """Write a model folder: config, weights and tokenizer."""
+def save(accelerator, model, adapted, tokenizer, place, folder):
+    """Write a model folder: config, weights and tokenizer; adapters alone to `place`/adapters, then merged."""
     if accelerator.is_main_process:
+        if adapted is not None:
+            save_adapters(adapted, place / "adapters")
+            model = adapted.merge_and_unload()
         model.save_pretrained(folder)
         tokenizer.save(folder)
     accelerator.wait_for_everyone()  # the next stage reads it

@@ -42,6 +42,20 @@ def add_dropout(module, share):
             part.register_forward_hook(drop)
 
 
+def trained_state(module):
+    """The state of `module` without frozen parameters, which a checkpoint can do without."""
+    frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+def load_trained(module, state):
+    """Load what `trained_state` gave."""
+    missing, unexpected = module.load_state_dict(state, strict=False)
+    missing = set(missing) & set(trained_state(module))
+    if missing or unexpected:
+        raise ValueError(f"this is no checkpoint of the same model: missing {missing}, unexpected {unexpected}")
+
+
 class BatchStream:
     """Batch number n of an endless, reproducible sequence of shuffled epochs."""
 
@@ -79,9 +93,8 @@ class Run:
         self.accelerator, self.stage, self.settings = accelerator, stage, settings
         self.folder, self.seed = Path(folder), seed
         self.folder.mkdir(parents=True, exist_ok=True)
-        optimizer = torch.optim.AdamW(
-            stage.module.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
-        )
+        trained = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay)
         if settings.dropout:
             add_dropout(stage.module, settings.dropout)
         self.averaged = None
@@ -118,7 +131,7 @@ class Run:
                 saved = now
         self.accelerator.wait_for_everyone()  # the main process writes what all read
         best = torch.load(self.folder / "best.pt", map_location="cpu", weights_only=True)
-        self.raw_module.load_state_dict(best)
+        load_trained(self.raw_module, best)
         return self.best
 
     def _advance(self, stream, weights):
@@ -154,7 +167,7 @@ class Run:
         self._log({f"dev_{name}": value for name, value in scores.items()})
         if scores["score"] < self.best:
             self.best = scores["score"]
-            self._write(kept.state_dict(), "best.pt")
+            self._write(trained_state(kept), "best.pt")
 
     def _log(self, values, bar=None):
         if not self.accelerator.is_main_process:
@@ -174,8 +187,8 @@ class Run:
 
     def _save(self):
         state = {
-            "module": self.raw_module.state_dict(),
-            "averaged": None if self.averaged is None else self.averaged.state_dict(),
+            "module": trained_state(self.raw_module),
+            "averaged": None if self.averaged is None else trained_state(self.averaged),
             "optimizer": self.optimizer.state_dict(),
             "settings": asdict(self.settings),
             **{name: getattr(self, name) for name in ("step", "best", "cells", "seconds", "seed")},
@@ -192,9 +205,9 @@ class Run:
         changed = [key for key in now if key not in MAY_CHANGE and now[key] != before.get(key)]
         if changed:
             raise ValueError(f"{path} was made with another {', '.join(changed)}; use another output folder")
-        self.raw_module.load_state_dict(state["module"])
+        load_trained(self.raw_module, state["module"])
         if self.averaged is not None:
-            self.averaged.load_state_dict(state["averaged"])
+            load_trained(self.averaged, state["averaged"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.best, self.cells, self.seconds = (state[k] for k in ("step", "best", "cells", "seconds"))
         if self.accelerator.is_main_process:

@@ -60,13 +60,44 @@ class DuplexSettings(StageSettings):
 
 
 @dataclass(frozen=True)
+class LoraSettings:
+    r: int = 64  # rank
+    alpha: float = 128.0  # the adapters' output is scaled by alpha / r
+    dropout: float = 0.0  # of the adapters' input
+
+
+@dataclass(frozen=True)
 class TrainSettings:
     name: str
     data: DataSettings
-    lm: LmSettings
     duplex: DuplexSettings
-    vocab_size: int = 6000
-    model: dict[str, Any] = field(default_factory=dict)  # keys of DuplexConfig
+    lm: LmSettings | None = None  # none: the grid begins from the backbone, or from scratch
+    vocab_size: int = 6000  # of the SentencePiece model, which is trained where there is no backbone
+    model: dict[str, Any] = field(
+        default_factory=dict
+    )  # keys of DuplexConfig; beyond the backbone's own, if there is one
+    backbone: str | None = None  # a pretrained LLM: a name of the hub or a folder, or either's FILE.gguf
+    backbone_dtype: str = "float32"  # of its weights; bfloat16 needs `lora` and the precision bf16
+    prompt: str | None = None  # instruction to the backbone, before the source text
+    chat_template: bool = False  # the prompt goes through the backbone's chat template
+    lora: LoraSettings | None = None  # none: all weights are trained
+    gradient_checkpointing: bool = False  # recompute each layer in the backward pass: less memory, a third more time
     seed: int = 1
     precision: str = "no"  # no, bf16 or fp16 (mixed precision where the device has it)
     threads: int = 0  # CPU threads; 0 leaves torch's choice
+
+    def __post_init__(self):
+        if self.backbone is None:
+            for key in ("lora", "prompt", "chat_template"):
+                if getattr(self, key):
+                    raise ValueError(f"`{key}` is for a pretrained model; set `backbone` as well")
+            if self.lm is None and not self.duplex.from_scratch:
+                raise ValueError("without `lm` there is nothing to begin from; set `lm`, `backbone` or from_scratch")
+        elif self.duplex.from_scratch:
+            raise ValueError("duplex.from_scratch would leave the backbone out; drop one of the two")
+        if self.backbone_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"backbone_dtype = {self.backbone_dtype!r}: use float32 or bfloat16")
+        if self.backbone_dtype == "bfloat16" and (self.lora is None or self.precision != "bf16"):
+            raise ValueError("backbone_dtype bfloat16 is for frozen weights: set `lora`, and precision: bf16")
+        if self.lora is not None and self.duplex.average != (0.0,):
+            raise ValueError("duplex.average mixes whole models; leave it out with `lora`")
