@@ -12,7 +12,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from duplex_model.tokenizer import SPACE, WordTokenizer
 
-NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
+# Bytes that a vocabulary may lack: control characters, planes 4 to 11, which have no characters, and none of UTF-8's.
+DISPENSABLE = {*range(0x20), 0x7F, 0xF1, 0xF2, 0xC0, 0xC1, *range(0xF5, 0x100)}
 MARK = "\ufdd0"  # a noncharacter, where a chat template puts the user's text
 
 
@@ -42,7 +43,7 @@ class BackboneTokenizer(WordTokenizer):
         ordinary = [(i, piece) for i, piece in enumerate(pieces) if i not in special]
         self.opening_ids = frozenset(i for i, piece in ordinary if piece.startswith(b" "))
         self._byte_ids = {piece[0]: i for i, piece in ordinary if len(piece) == 1}
-        missing = set(range(256)) - set(b"\t\n\v\f\r\x1c\x1d\x1e\x1f") - NEVER_IN_UTF8 - set(self._byte_ids)
+        missing = set(range(256)) - DISPENSABLE - set(self._byte_ids)
         if missing:
             raise ValueError(
                 f"{hf.name_or_path}: the tokenizer has no piece for {len(missing)} of the single bytes and would lose "
@@ -58,8 +59,9 @@ class BackboneTokenizer(WordTokenizer):
         ids = self._backend.encode(self._blank + word, add_special_tokens=False).ids
         if self._bytes(ids) == b" " + word.encode():
             return tuple(ids)
-        # Such as a literal U+2581, which would be read back as a blank.
-        return tuple(self._byte_ids[byte] for byte in b" " + word.encode())
+        # Such as a literal U+2581, which would be read back as a blank. A character that cannot be spelled is left out.
+        spelled = (character.encode() for character in " " + word)
+        return tuple(self._byte_ids[b] for data in spelled if self._byte_ids.keys() >= set(data) for b in data)
 
     def save(self, folder):
         """Write the tokenizer's files into `folder`; start and seed are in the model's config."""

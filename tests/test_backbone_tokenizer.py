@@ -10,6 +10,7 @@ from test_tokenizer import FOREIGN, SENTENCES
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from duplex_model.backbone_tokenizer import BackboneTokenizer, has_inner_blank, source_start
 from duplex_model.data import make_example, read_lines
@@ -148,6 +149,14 @@ def test_pieces_that_no_text_has_are_special():
     inner = [i for i in range(tokenizer.vocab_size) if has_inner_blank(tokenizer._pieces[i])]
     assert len(inner) > 9 and set(inner) <= set(tokenizer.special_ids)
     assert tokenizer.decode(tokenizer.encode("a b c d")) == "a b c d"
+
+
+def test_control_characters_that_the_vocabulary_lacks_are_left_out():
+    backend, trainer = gpt2_like()
+    trainer.initial_alphabet = [character for character in BYTES if character != bytes_to_unicode()[0x04]]
+    backend.train_from_iterator(["a b"], trainer)
+    tokenizer = BackboneTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>"))
+    assert tokenizer.decode(tokenizer.encode("a\x04b \x04 c\x05")) == "ab  c\x05"
 
 
 def test_start_and_seed():
