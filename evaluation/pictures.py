@@ -1,4 +1,4 @@
-"""The pictures of a results folder: quality against latency with 95% intervals, and an example's grid.
+"""Pictures of quality against latency with 95% intervals; how every picture is written.
 
 Colours are Okabe and Ito's, safe for colour-blind readers; curves differ in marker and line style, too, for black-and-
 white print. Each picture is written as PNG and as SVG.
