@@ -10,6 +10,4 @@ from duplex_model.policies import LocalAgreement
 class AgreementAgent(BaselineAgent):
     """After each source word, translate to the end; write the words that this and the last attempt have in common."""
 
-    @staticmethod
-    def build_policy(args):
-        return LocalAgreement()
+    policy_class = LocalAgreement

@@ -15,6 +15,9 @@ from duplex_model.engine import Engine, Limits
 
 logger = logging.getLogger("agents")
 
+LOG = "instances.log"  # SimulEval's name for its log, in the folder --output
+PRICE = {"lam": (0.03, "price of latency, nats a cell (> 0)")}  # a knob
+
 
 class StreamAgent(TextToTextAgent):
     """A SimulEval agent over one `Stream` a sentence; subclasses say which policy, made anew for each sentence.
@@ -22,6 +25,8 @@ class StreamAgent(TextToTextAgent):
     Every source word that SimulEval pushes is read; all words that the policy then emits go into one WriteAction.
     """
 
+    policy_class = None  # takes the values of the knobs, in their order
+    knobs = {}  # option of the policy -> (default, of the option's type; help)
     default_backbone = "duplex"
 
     def __init__(self, args, engine=None):
@@ -44,17 +49,19 @@ class StreamAgent(TextToTextAgent):
     def backbone_of(cls, args):
         return getattr(args, "backbone", cls.default_backbone)
 
-    @staticmethod
-    def build_policy(args):
+    @classmethod
+    def build_policy(cls, args):
         """The policy of the options; ValueError if a value is out of range."""
-        raise NotImplementedError
+        return cls.policy_class(*(getattr(args, name) for name in cls.knobs))
 
     def open_policy(self):
         """The policy of the sentence that comes next; it may keep state."""
         return self.build_policy(self.args)
 
-    @staticmethod
-    def add_args(parser):
+    @classmethod
+    def add_args(cls, parser):
+        for name, (default, text) in cls.knobs.items():
+            parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
         parser.add_argument("--checkpoint", help="model folder (default: the packaged German-English weights)")
         parser.add_argument(
             "--max-len-a", type=float, default=Limits.max_len_a, help="output limit: a * |x| + b tokens"
@@ -121,9 +128,9 @@ class BaselineAgent(StreamAgent):
 
     default_backbone = "lm"
 
-    @staticmethod
-    def add_args(parser):
-        StreamAgent.add_args(parser)
+    @classmethod
+    def add_args(cls, parser):
+        super().add_args(parser)
         parser.add_argument("--backbone", choices=("duplex", "lm"), default="lm", help="which packaged model")
 
 
@@ -173,7 +180,7 @@ class Timing:
 
 def first_index(args):
     """Index of the first sentence that SimulEval will send."""
-    log = Path(args.output) / "instances.log" if getattr(args, "output", None) else None
+    log = Path(args.output) / LOG if getattr(args, "output", None) else None
     if getattr(args, "continue_unfinished", False) and log.is_file():
         lines = log.read_text(encoding="utf-8").splitlines()
         if lines:

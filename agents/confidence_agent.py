@@ -10,11 +10,5 @@ from duplex_model.policies import Confidence
 class ConfidenceAgent(BaselineAgent):
     """EMIT when the most probable next token's probability > tau; a larger tau writes later."""
 
-    @staticmethod
-    def build_policy(args):
-        return Confidence(args.tau)
-
-    @staticmethod
-    def add_args(parser):
-        BaselineAgent.add_args(parser)
-        parser.add_argument("--tau", type=float, default=0.7, help="EMIT threshold, a probability")
+    policy_class = Confidence
+    knobs = {"tau": (0.7, "EMIT threshold, a probability")}

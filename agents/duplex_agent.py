@@ -4,7 +4,7 @@ import logging
 
 from simuleval.utils import entrypoint
 
-from agents.base import StreamAgent
+from agents.base import PRICE, StreamAgent
 from duplex_model.policies import EmitHeadPolicy
 
 logger = logging.getLogger("agents")
@@ -14,6 +14,9 @@ logger = logging.getLogger("agents")
 class DuplexAgent(StreamAgent):
     """EMIT when sigmoid(EMIT logit) > theta; a larger lam (price of latency) writes earlier."""
 
+    policy_class = EmitHeadPolicy
+    knobs = {**PRICE, "theta": (0.5, "EMIT threshold, a probability")}
+
     def __init__(self, args, engine=None):
         super().__init__(args, engine)
         config = self.engine.model.config
@@ -21,13 +24,3 @@ class DuplexAgent(StreamAgent):
             logger.warning(
                 f"lam = {args.lam} is outside the range {config.lam_min}..{config.lam_max} of the model's training"
             )
-
-    @staticmethod
-    def build_policy(args):
-        return EmitHeadPolicy(args.lam, args.theta)
-
-    @staticmethod
-    def add_args(parser):
-        StreamAgent.add_args(parser)
-        parser.add_argument("--lam", type=float, default=0.03, help="price of latency, nats a cell (> 0)")
-        parser.add_argument("--theta", type=float, default=0.5, help="EMIT threshold, a probability")

@@ -10,6 +10,4 @@ from duplex_model.policies import Offline
 class OfflineAgent(BaselineAgent):
     """The quality that the same weights reach without any latency constraint."""
 
-    @staticmethod
-    def build_policy(args):
-        return Offline()
+    policy_class = Offline

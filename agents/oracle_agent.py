@@ -9,7 +9,7 @@ from functools import cached_property
 
 from simuleval.utils import entrypoint
 
-from agents.base import StreamAgent
+from agents.base import PRICE, StreamAgent
 from duplex_model.data import simuleval_lines
 from duplex_model.oracle import OraclePath
 
@@ -18,16 +18,15 @@ from duplex_model.oracle import OraclePath
 class OracleAgent(StreamAgent):
     """Follow the best path's word schedule; with the last source word, write the rest. Needs `--target`."""
 
+    policy_class = OraclePath
+    knobs = PRICE
+
     @classmethod
     def check(cls, args):
         for name in ("source", "target"):
             if not getattr(args, name, None):
                 raise ValueError(f"--{name} is missing: the oracle path reads source and reference; add --{name} FILE")
         return super().check(args)
-
-    @staticmethod
-    def build_policy(args):
-        return OraclePath(args.lam)
 
     def open_policy(self):
         """The policy of the sentence with the timing's index; without a pair for the reset after the last one."""
@@ -38,8 +37,3 @@ class OracleAgent(StreamAgent):
     def pairs(self):
         """{index: (source line, reference line)}, numbered as SimulEval numbers them."""
         return dict(enumerate(zip(*map(simuleval_lines, (self.args.source, self.args.target)), strict=True)))
-
-    @staticmethod
-    def add_args(parser):
-        StreamAgent.add_args(parser)
-        parser.add_argument("--lam", type=float, default=0.03, help="price of latency, nats a cell (> 0)")

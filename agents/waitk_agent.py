@@ -10,11 +10,5 @@ from duplex_model.policies import WaitK
 class WaitKAgent(BaselineAgent):
     """Read k words, then write one word for each word read."""
 
-    @staticmethod
-    def build_policy(args):
-        return WaitK(args.k)
-
-    @staticmethod
-    def add_args(parser):
-        BaselineAgent.add_args(parser)
-        parser.add_argument("--k", type=int, default=3, help="words to read before the first word is written")
+    policy_class = WaitK
+    knobs = {"k": (3, "words to read before the first word is written")}

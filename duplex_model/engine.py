@@ -211,3 +211,20 @@ class Stream:
                 return
             if word:
                 yield word
+
+    def feed(self, source):
+        """Read the string `source` word by word, EOS with the last one; yields each word once it is read."""
+        words = source.split()
+        for position, word in enumerate(words, 1):
+            self.read(word, finished=position == len(words))
+            yield word
+
+
+def translate(engine, source, policy):
+    """(words, delays) of one sentence, a string fed word by word to a new stream; delays in words read."""
+    stream, words, delays = engine.open(), [], []
+    for _ in stream.feed(source):
+        for word in stream.advance(policy):
+            words.append(word)
+            delays.append(stream.words_read)
+    return words, delays

@@ -24,6 +24,7 @@ from duplex_model.settings import load_settings
 from evaluation.degeneracy import degeneracy, same_output
 from evaluation.examples import example_of, write_examples
 from evaluation.logs import IDENTITY, LOG, TIMING, only_run
+from evaluation.measurement import write_json
 from evaluation.metrics import read_records, score_computation_aware, score_log, score_timing
 from evaluation.report import comparison_text, example_text, load_points, write_report
 from evaluation.run import sweep
@@ -78,6 +79,20 @@ def point_result(number, point, log, timing, identity, settings):
     }
 
 
+def write_points(settings, points, folders, limit, output):
+    """Score the finished points and write each into `output`/points."""
+    shutil.rmtree(output / "points", ignore_errors=True)
+    previous = None
+    for number, (point, folder) in enumerate(zip(points, folders, strict=True)):
+        log, timing = (read_records(folder / name)[:limit] for name in (LOG, TIMING))
+        identity = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+        result = point_result(number, point, log, timing, identity, settings)
+        if previous and previous[0] is point.system:
+            result["degeneracy"]["same_as_previous"] = same_output(log, previous[1])
+        write_json(result, output / "points" / f"{point.folder_name}.json")
+        previous = point.system, log
+
+
 def compare_systems(settings, points, folders, limit):
     """The comparisons that the configuration asks for, ready for JSON."""
     comparisons = []
@@ -92,10 +107,6 @@ def compare_systems(settings, points, folders, limit):
             sides.append(points_of_logs(logs, pair.metric, settings.latency_unit, settings.tokenize))
         comparisons.append({**asdict(pair), **compare(*sides, pair.at)})
     return comparisons
-
-
-def write_json(value, path):
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def check_points(settings, points, source, reference, output):
@@ -165,17 +176,7 @@ def evaluate(args, settings, points, source, reference, output):
         cluster_options=settings.cluster,
         scratch=output / "cluster",
     )
-    shutil.rmtree(output / "points", ignore_errors=True)
-    (output / "points").mkdir()
-    previous = None
-    for number, (point, folder) in enumerate(zip(points, folders, strict=True)):
-        log, timing = (read_records(folder / name)[: args.limit] for name in (LOG, TIMING))
-        identity = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-        result = point_result(number, point, log, timing, identity, settings)
-        if previous and previous[0] is point.system:
-            result["degeneracy"]["same_as_previous"] = same_output(log, previous[1])
-        write_json(result, output / "points" / f"{point.folder_name}.json")
-        previous = point.system, log
+    write_points(settings, points, folders, args.limit, output)
     results = load_points(output)
     write_json(results, output / "results.json")
     comparisons = compare_systems(settings, points, folders, args.limit)

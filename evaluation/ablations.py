@@ -7,7 +7,6 @@ Writes OUTPUT/ablations.json and OUTPUT/ablations.md.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -23,6 +22,8 @@ from duplex_model.config import DuplexConfig
 from duplex_model.data import load_examples, read_pairs
 from duplex_model.settings import from_mapping, load_settings
 from duplex_model.training.settings import TrainSettings
+from evaluation.measurement import write_json
+from evaluation.tables import markdown_table
 from evaluation.teacher_forced import batches_of, measure, nats_at, reached, trained_prices
 
 THETAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -98,16 +99,16 @@ def score(folder, settings, data_dir, areas, sentences, thetas=(0.5,)):
 
 def table(results, areas):
     """The results as a Markdown table; a nats cell is head / wait-k."""
-    lines = ["| variant | whole source | " + " | ".join(f"area {area:g}" for area in areas) + " | reached |"]
-    lines.append("|---" * (len(areas) + 3) + "|")
+    titles = ["variant", "whole source", *(f"area {area:g}" for area in areas), "reached"]
+    rows = []
     for name, result in results.items():
         cells = [
             " / ".join("-" if place[key] is None else f"{place[key]:.3f}" for key in ("head", "wait_k"))
             for place in result["at_area"]
         ]
         share = "-" if result["reached"] is None else f"{result['reached']:.1%}"
-        lines.append(f"| {name} | {result['whole_source']:.3f} | " + " | ".join(cells) + f" | {share} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, f"{result['whole_source']:.3f}", *cells, share])
+    return "\n".join(markdown_table(titles, rows, left=1)) + "\n"
 
 
 def main(arguments=None):
@@ -124,7 +125,6 @@ def main(arguments=None):
     recipes = {name: merged(merged(recipe, ablation.base), changes) for name, changes in ablation.variants.items()}
     checked = {name: from_mapping(TrainSettings, values, f"{args.config}: {name}") for name, values in recipes.items()}
     runs, output = args.runs or Path("runs") / ablation.name, args.output or Path("results") / ablation.name
-    output.mkdir(parents=True, exist_ok=True)
     results, first = {}, None
     for name, values in recipes.items():
         folder = runs / name.replace(" ", "-")
@@ -134,7 +134,7 @@ def main(arguments=None):
         thetas = THETAS if name in ablation.sweep_theta else (0.5,)
         scored = score(folder, checked[name], args.data_dir, ablation.areas, ablation.sentences, thetas)
         results[name] = {"changes": ablation.variants[name], **scored}
-        (output / "ablations.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_json(results, output / "ablations.json")
         (output / "ablations.md").write_text(table(results, ablation.areas), encoding="utf-8")
         print(table(results, ablation.areas), flush=True)
 

@@ -4,22 +4,20 @@ The product's form against the exact one (`duplex_model.exact`), which every cel
 the next-token distribution over the cells of the reference (nats), and BLEU and AL when each form decides and writes.
 """
 
-import argparse
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import mean
 
 import torch
 from sacrebleu.metrics import BLEU
 
-from duplex_model.checkpoint import load_checkpoint
-from duplex_model.data import load_examples, read_pairs
-from duplex_model.engine import Engine
+from duplex_model.data import load_examples
+from duplex_model.engine import Engine, translate
 from duplex_model.exact import exact_forward
 from duplex_model.model import Block
 from duplex_model.policies import EmitHeadPolicy
+from evaluation.measurement import load_measured, measurement_parser, write_json
 from evaluation.metrics import average_lagging
 
 
@@ -60,17 +58,6 @@ class ExactEngine(Engine):
         return ExactState(self.model, anchor or config.anchor, tuple(tokenizer.start_ids), (tokenizer.seed_id,))
 
 
-def translate(engine, line, policy):
-    """(words, delays) of one sentence, fed word by word; delays in words read."""
-    stream, source, words, delays = engine.open(), line.split(), [], []
-    for position, word in enumerate(source):
-        stream.read(word, finished=position == len(source) - 1)
-        for written in stream.advance(policy):
-            words.append(written)
-            delays.append(stream.words_read)
-    return words, delays
-
-
 @torch.inference_mode()
 def divergence(model, examples):
     """(mean KL(exact || product) of the next-token distribution in nats, cells) over the decision rows."""
@@ -97,29 +84,26 @@ def free_run(engine, pairs, policy):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m evaluation.approximation", description=__doc__)
-    parser.add_argument("prefix", type=Path, help="parallel text without the language: PREFIX.de and PREFIX.en")
-    parser.add_argument("--checkpoint", help="model folder (default: the packaged German-English weights)")
-    parser.add_argument("--source-language", default="de")
-    parser.add_argument("--target-language", default="en")
+    parser = measurement_parser("evaluation.approximation", __doc__, limit=100)
     parser.add_argument("--lam", type=float, nargs="+", default=[0.005, 0.02, 0.08])
-    parser.add_argument("--limit", type=int, default=100, help="sentences")
-    parser.add_argument("--output", type=Path, help="also write the JSON there")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    model, tokenizer = load_checkpoint(args.checkpoint)
-    pairs = read_pairs(args.prefix, args.source_language, args.target_language)[: args.limit]
+    model, tokenizer, pairs = load_measured(args)
+    if model.config.anchor == "oracle":
+        raise ValueError(
+            f"{args.checkpoint} has the anchor 'oracle', the true source length, which a stream cannot know while it "
+            "reads; give --checkpoint a model with a fixed anchor"
+        )
+    pairs = [pair for pair in pairs if load_examples(tokenizer, [pair], model.config.anchor)]  # no empty or long ones
     kl, cells = divergence(model, load_examples(tokenizer, pairs, model.config.anchor))
     result = {"prefix": args.prefix.name, "sentences": len(pairs), "kl_nats": kl, "cells": cells, "points": []}
     engines = {"product": Engine(model, tokenizer), "exact": ExactEngine(model, tokenizer)}
     for lam in args.lam:
         scores = {name: free_run(engine, pairs, EmitHeadPolicy(lam)) for name, engine in engines.items()}
         result["points"].append({"lam": lam, **scores})
-    text = json.dumps(result, indent=1)
-    print(text)
+    print(json.dumps(result, indent=1))
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(text + "\n", encoding="utf-8")
+        write_json(result, args.output)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def example_grid(engine, line, policy):
     most probable piece; `wait_ok` [Y + 1]: heights at which a row may be left; `optimal_exit`, `taken_exit` [R]: height
     at which the best path for lam and the policy's own path leave each row; `ended`: False if the output limit cut it.
     """
-    stream, taken = translate(engine, line, policy)
+    stream, taken = path_taken(engine, line, policy)
     tokenizer, model = engine.tokenizer, engine.model
     source, target = list(stream.state.source_ids), [*stream.state.target_ids, tokenizer.eos_id]
     word_ends = tokenizer.word_ends(source[1:-1], tokenizer.source_unit)
@@ -61,11 +61,10 @@ def example_grid(engine, line, policy):
     }
 
 
-def translate(engine, line, policy):
+def path_taken(engine, line, policy):
     """(finished Stream, {source position: pieces written when the words read so far end there})."""
-    stream, words, written = engine.open(), line.split(), {}
-    for position, word in enumerate(words):
-        stream.read(word, finished=position == len(words) - 1)
+    stream, written = engine.open(), {}
+    for _ in stream.feed(line):
         for _ in stream.advance(policy):
             pass
         written[stream.x_vis - 1] = stream.y_gen - 1

@@ -1,8 +1,12 @@
 """The picture of one example of `evaluation.examples`: its loss heatmap and its EMIT probabilities, with both paths."""
 
+import unicodedata
+from functools import cache
 from itertools import pairwise
 
+import matplotlib
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
@@ -16,6 +20,10 @@ PANEL = (
 )  # inches, least and greatest width and height; above, cells are smaller and without text
 WORST = 8.0  # nats; the heatmap is not darker above
 CHARACTERS = 12  # of a word or piece; the rest is cut
+FONTS = (  # a character is drawn in the first of them that is there and has it
+    *("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans JP", "Noto Sans SC", "Noto Sans KR"),
+    *("Source Han Sans", "WenQuanYi Micro Hei", "Hiragino Sans", "PingFang SC", "Yu Gothic", "Malgun Gothic"),
+)
 TITLE = {"fontsize": 10, "loc": "left"}
 PATHS = (
     ("optimal_exit", "best path for lam", {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.6}),
@@ -29,6 +37,11 @@ def draw_grid(example, path):
     Rows are source words read, columns the pieces of the model's own output. A path leaves a row where its line does:
     the cells to the left of the line are written by then.
     """
+    with matplotlib.rc_context({"font.family": list(installed_fonts())}):
+        return save(_figure(example), path)
+
+
+def _figure(example):
     R, Y = len(example["rows"]), len(example["columns"])
     width, height = np.clip((Y * CELL[0], R * CELL[1]), *PANEL)
     readable = bool(width >= Y * CELL[0] and height >= R * CELL[1])
@@ -41,7 +54,7 @@ def draw_grid(example, path):
     _label_axes(upper, lower, example, 72 * height / R, 72 * width / Y)
     figure.suptitle(f"line {example['line']}, lam = {example['lam']:g}, theta = {example['theta']:g}", fontsize=11)
     figure.legend(*upper.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    return save(figure, path)
+    return figure
 
 
 def _draw_heatmap(figure, axes, example, readable):
@@ -116,5 +129,29 @@ def _label_axes(upper, lower, example, height, width):
     upper.set(xlim=(0, Y), ylim=(R, 0))
 
 
+def installed_fonts():
+    """Those of FONTS that are there; matplotlib would complain of each other one."""
+    names = {font.name for font in font_manager.fontManager.ttflist}
+    return tuple(name for name in FONTS if name in names)
+
+
+@cache
+def code_points(fonts):
+    """The code points that some of the fonts can show, both normal and bold."""
+
+    def of(weight):
+        faces = [font_manager.findfont(font_manager.FontProperties(family=name, weight=weight)) for name in fonts]
+        return {code for face in faces for code in font_manager.get_font(face).get_charmap()}
+
+    return of("normal") & of("bold")
+
+
+def shown(text):
+    """The text with a code point (U+0007) in place of each control character and each one that no font here has."""
+    known = code_points(installed_fonts())
+    return "".join(c if ord(c) in known and unicodedata.category(c) != "Cc" else f"U+{ord(c):04X}" for c in text)
+
+
 def _short(text):
+    text = shown(text)
     return text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"

@@ -7,9 +7,10 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
+from agents.base import LOG
 from duplex_model.checkpoint import FILES, checkpoint_folder
 
-LOG, TIMING, IDENTITY = "instances.log", "timing.jsonl", "point.json"
+TIMING, IDENTITY = "timing.jsonl", "point.json"
 
 
 @contextmanager

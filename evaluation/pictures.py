@@ -1,4 +1,4 @@
-"""The pictures of a results folder: quality against latency with 95% intervals, and an example's grid.
+"""Pictures of quality against latency with 95% intervals; how every picture is written.
 
 Colours are Okabe and Ito's, safe for colour-blind readers; curves differ in marker and line style, too, for black-and-
 white print. Each picture is written as PNG and as SVG.
@@ -15,7 +15,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 3)))
 LEVELS = (("black", (0, (8, 6))), ("dimgrey", (0, (2, 2))), ("black", (0, (1, 4))), ("dimgrey", (0, (8, 2, 2, 2))))
-LATENCIES = {"AL": "Average Lagging (source words)", "first_token_words": "First output word after (source words)"}
+AXES = {"AL": "Average Lagging (source words)", "first_token_words": "First output word after (source words)"}
 REGIMES = {"AL": (3, 6, 15)}  # the published low, medium and high latency
 DIRECTIONS = np.linspace(0, 2 * np.pi, 16, endpoint=False)
 
@@ -48,7 +48,7 @@ def draw_quality(results, latency, title, path):
             axes.axhline(points[0]["scores"]["BLEU"], color=colour, linestyle=dash, linewidth=1.2, label=_plain(name))
     if any("BLEU_half_width" in result["scores"] for result in results):
         title += "; bars: 95% bootstrap intervals"
-    axes.set(xlabel=LATENCIES[latency], ylabel="BLEU")
+    axes.set(xlabel=AXES[latency], ylabel="BLEU")
     axes.set_title(_plain(title), fontsize=11)
     axes.grid(alpha=0.25)
     _draw_regimes(axes, REGIMES.get(latency, ()), latency)

@@ -50,6 +50,13 @@ def gains(comparison):
     return lines
 
 
+def latency_share(place):
+    """The system's latency in percent of the baseline's; None if it never reaches that BLEU, or if one of the two is
+    not above 0 (AL can be), which makes no percentage."""
+    positive = place["system"] is not None and min(place["system"], place["baseline"]) > 0
+    return f"{place['system'] / place['baseline']:.0%}" if positive else None
+
+
 def comparison_text(comparison):
     """One comparison of `evaluation.statistics.compare` as lines of text."""
     metric = comparison["metric"]
@@ -59,7 +66,8 @@ def comparison_text(comparison):
         if place["system"] is None:
             result = "never"
         else:
-            result = f"at {metric} {place['system']:.2f} ({place['system'] / place['baseline']:.0%})"
+            share = latency_share(place)
+            result = f"at {metric} {place['system']:.2f}" + (f" ({share})" if share else "")
         lines.append(f"  BLEU {place['BLEU']:.2f}, the baseline's at {metric} {place['baseline']:.2f}: {result}")
     return "\n".join(lines)
 
@@ -84,7 +92,8 @@ def points_section(results):
     return [
         *markdown_table([title for _, title, _ in COLUMNS], rows, left=2),
         "",
-        f"{note}AL, LAAL, YAAL, DAL and first word are means in source words, AP is a share; first word (ms) a median.",
+        f"{note}Length ratio: output over reference. AL, LAAL, YAAL, DAL and first word are means in source words, AP "
+        "is a share; first word (ms) a median.",
     ]
 
 
@@ -111,7 +120,7 @@ def signs_section(results):
         *("", "### Signs of degeneracy", ""),
         *markdown_table([title for _, title, _ in SIGNS], [cells(result, SIGNS) for result in results], left=2),
         "",
-        "Shares of the sentences, as `evaluation/degeneracy.py` defines them; length ratio: output over reference.",
+        "Shares of the sentences, as `evaluation/degeneracy.py` defines them.",
     ]
 
 
@@ -120,9 +129,8 @@ def comparison_section(comparison):
     metric = comparison["metric"]
     rows = []
     for place in comparison["equal_quality"] if comparison["range"] else ():
-        reached = place["system"] is not None
-        share = [f"{place['system']:.2f}", f"{place['system'] / place['baseline']:.0%}"] if reached else ["never", "-"]
-        rows.append([f"{place['BLEU']:.2f}", f"{place['baseline']:.2f}", *share])
+        reached = "never" if place["system"] is None else f"{place['system']:.2f}"
+        rows.append([f"{place['BLEU']:.2f}", f"{place['baseline']:.2f}", reached, latency_share(place) or "-"])
     titles = ["BLEU", f"{metric} of {comparison['baseline']}", f"{metric} of {comparison['system']}", "share"]
     return [
         "",

@@ -10,6 +10,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 from simuleval import options as simuleval_options
 
+from evaluation.logs import TIMING
 from evaluation.metrics import LATENCIES
 from evaluation.testsets import language_defaults
 
@@ -155,7 +156,7 @@ def simuleval_arguments(point, source, reference, folder, latency_unit, start_in
     arguments = [
         *("--source", str(source), "--target", str(reference), "--output", str(folder)),
         *("--eval-latency-unit", latency_unit, "--start-index", str(start_index), "--no-progress-bar"),
-        *("--timing-file", str(folder / "timing.jsonl"), "--no-scoring", "--continue-unfinished"),
+        *("--timing-file", str(folder / TIMING), "--no-scoring", "--continue-unfinished"),
     ]
     for key, value in point.agent_options.items():
         option = "--" + key.replace("_", "-")

@@ -2,46 +2,41 @@
 
 import csv
 
-COLUMNS = (
-    ("system", "system", "{}"),
-    ("setting", "setting", "{}"),
-    ("BLEU", "BLEU", "{:.2f}"),
-    ("chrF", "chrF", "{:.2f}"),
-    ("AL", "AL", "{:.3f}"),
-    ("LAAL", "LAAL", "{:.3f}"),
-    ("YAAL", "YAAL", "{:.3f}"),
-    ("DAL", "DAL", "{:.3f}"),
-    ("AP", "AP", "{:.3f}"),
-    ("first_token_words", "first word (words)", "{:.2f}"),
-    ("first_token_ms", "first word (ms)", "{:.1f}"),
-    ("step_ms", "ms/step", "{:.2f}"),
-)
-CLOCK = (
-    *COLUMNS[:2],
-    ("first_token_ms", "first word", "{:.1f}"),
-    ("first_token_ms_p95", "p95", "{:.1f}"),
-    ("word_ms", "a source word", "{:.1f}"),
-    ("word_ms_p95", "p95", "{:.1f}"),
-    ("sentence_ms", "sentence", "{:.0f}"),
-    ("sentence_ms_p95", "p95", "{:.0f}"),
-    ("AL_CA_ms", "AL", "{:.0f}"),
-    ("LAAL_CA_ms", "LAAL", "{:.0f}"),
-)
-SIGNS = (
-    *COLUMNS[:2],
-    ("empty", "empty", "{:.1%}"),
-    ("cut_off", "cut off", "{:.1%}"),
-    ("copied", "copied", "{:.1%}"),
-    ("looping", "looping", "{:.1%}"),
-    ("read_whole", "read whole first", "{:.1%}"),
-    ("length_ratio", "length ratio", "{:.2f}"),
-    ("same_as_previous", "same as the point above", "{}"),
-)
+
+def _columns(form, **titles):
+    """Columns (key, title, form) of scores that are shown in the same form."""
+    return [(key, title, form) for key, title in titles.items()]
+
+
+NAMES = _columns("{}", system="system", setting="setting")
+COLUMNS = [
+    *NAMES,
+    *_columns("{:.2f}", BLEU="BLEU", chrF="chrF", length_ratio="length ratio"),
+    *_columns("{:.3f}", AL="AL", LAAL="LAAL", YAAL="YAAL", DAL="DAL", AP="AP"),
+    *_columns("{:.2f}", first_token_words="first word (words)"),
+    *_columns("{:.1f}", first_token_ms="first word (ms)"),
+    *_columns("{:.2f}", step_ms="ms/step"),
+]
+CLOCK = [
+    *NAMES,
+    *_columns(
+        "{:.1f}", first_token_ms="first word", first_token_ms_p95="p95", word_ms="a source word", word_ms_p95="p95"
+    ),
+    *_columns("{:.0f}", sentence_ms="sentence", sentence_ms_p95="p95", AL_CA_ms="AL", LAAL_CA_ms="LAAL"),
+]
+SIGNS = [
+    *NAMES,
+    *_columns("{:.1%}", empty="empty", cut_off="cut off", copied="copied", looping="looping"),
+    *_columns("{:.1%}", read_whole="read whole first"),
+    *_columns("{}", same_as_previous="same as the point above"),
+]
 
 
 def row(result):
+    """The values of a point by column."""
     setting = ", ".join(f"{key} = {value}" for key, value in result["values"].items())
-    return {"system": result["system"], "setting": setting, **result["scores"]}
+    length_ratio = result.get("degeneracy", {}).get("length_ratio")
+    return {"system": result["system"], "setting": setting, **result["scores"], "length_ratio": length_ratio}
 
 
 def cells(result, columns=COLUMNS):

@@ -6,16 +6,12 @@ of the way from wait-k's nats to the best path's that the head goes at its own A
 points.
 """
 
-import argparse
-import json
-from pathlib import Path
-
 import numpy as np
 import torch
 
-from duplex_model.checkpoint import load_checkpoint
-from duplex_model.data import collate, load_examples, make_batches, read_pairs
+from duplex_model.data import collate, load_examples, make_batches
 from duplex_model.losses import DuplexLoss, grid_masks
+from evaluation.measurement import load_measured, measurement_parser, write_json
 
 K = (*range(1, 13), 16, 24, 1000)  # the last: the whole source first
 LAM = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5)
@@ -23,16 +19,10 @@ BUDGET = 8192  # cells a batch
 
 
 def parse_arguments(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m evaluation.teacher_forced", description=__doc__)
-    parser.add_argument("prefix", type=Path, help="parallel text without the language: PREFIX.de and PREFIX.en")
-    parser.add_argument("--checkpoint", help="model folder (default: the packaged German-English weights)")
-    parser.add_argument("--source-language", default="de")
-    parser.add_argument("--target-language", default="en")
+    parser = measurement_parser("evaluation.teacher_forced", __doc__)
     parser.add_argument("--lam", type=float, nargs="+", help="prices of the head (default: its trained range)")
     parser.add_argument("--theta", type=float, nargs="+", default=[0.5], help="EMIT thresholds of the head")
-    parser.add_argument("--limit", type=int, help="only the first LIMIT sentences")
     parser.add_argument("--max-tokens", type=int, default=128, help="longer sentences (pieces a side) are left out")
-    parser.add_argument("--output", type=Path, help="also write the JSON there")
     return parser.parse_args(arguments)
 
 
@@ -127,8 +117,7 @@ def reached(curves):
 
 def main(arguments=None):
     args = parse_arguments(arguments)
-    model, tokenizer = load_checkpoint(args.checkpoint)
-    pairs = read_pairs(args.prefix, args.source_language, args.target_language)[: args.limit]
+    model, tokenizer, pairs = load_measured(args)
     examples = load_examples(tokenizer, pairs, args.max_tokens)
     curves = measure(model, batches_of(examples), args.lam or trained_prices(model.config), args.theta)
     shares = reached(curves)
@@ -138,9 +127,8 @@ def main(arguments=None):
             share = shares.get(value) if policy == "head" else None
             print(f"{policy:12}{value:>10}{nats:>12.4f}{area:>8.4f}{'' if share is None else f'{share:.1%}':>9}")
     if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
         result = {"prefix": args.prefix.name, "sentences": len(examples), "curves": curves, "reached": shares}
-        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(result, args.output)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,9 @@ class Watched:
 
 def unfold(engine, line, policy):
     """Text lines that show how `policy` (an EmitHeadPolicy) translates the source `line`."""
-    stream, words = engine.open(), line.split()
-    width = max(len(word) for word in words)
-    lines = []
-    for position, word in enumerate(words):
-        stream.read(word, finished=position == len(words) - 1)
+    stream, lines = engine.open(), []
+    width = max(map(len, line.split()))
+    for word in stream.feed(line):
         watched, decisions = Watched(policy), []
         for text in stream.advance(watched):
             probability = watched.seen.get(stream.words_written - 1)  # none once the source is finished

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from duplex_model.config import DuplexConfig
+from duplex_model.engine import Engine, Limits
 from duplex_model.model import DuplexModel
 from duplex_model.tokenizer import Tokenizer, train_tokenizer
 
@@ -75,17 +76,32 @@ def tokens(X, Y, B=2, seed=1, vocab=90):
     return tuple(torch.randint(5, vocab, (B, n), generator=generator) for n in (X, Y))
 
 
-def drive(engine, source, policy):
-    """(words, delays) of the engine on one sentence, fed word by word."""
-    stream, words, delays = engine.open(), [], []
-    sentence = source.split()
-    for position, word in enumerate(sentence):
-        stream.read(word, finished=position == len(sentence) - 1)
-        for written in stream.advance(policy):
-            words.append(written)
-            delays.append(stream.words_read)
-    assert stream.target_finished
-    return words, delays
+def grid_engine(tokenizer, limits=None, **overrides):
+    config = {"vocab_size": tokenizer.vocab_size, "anchor": 64, **overrides}
+    return Engine(tiny_grid(dtype=torch.float32, **config), tokenizer, limits or Limits(1.0, 4))
+
+
+def lm_engine(tokenizer, limits=None, **overrides):
+    config = {"vocab_size": tokenizer.vocab_size, "anchor": 64, **overrides}
+    return Engine(tiny_lm(dtype=torch.float32, **config), tokenizer, limits or Limits(1.0, 4))
+
+
+ENGINES = pytest.mark.parametrize("make", [grid_engine, lm_engine])
+
+
+def only_end(engine):
+    """The engine with every token but the end of the sentence barred."""
+    engine.first_ban = torch.full_like(engine.first_ban, -torch.inf)
+    engine.first_ban[engine.tokenizer.eos_id] = 0.0
+    return engine
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    """Bit-identical runs and two processes need the CPU, also where there is a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        yield
 
 
 def simuleval(folder, *options, source=None, reference=None, check=True):

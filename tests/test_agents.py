@@ -5,12 +5,12 @@ from argparse import ArgumentParser
 
 import pytest
 import torch
-from conftest import DEMO, demo_pairs, drive, simuleval, write_files
+from conftest import DEMO, demo_pairs, simuleval, write_files
 
 from agents.offline_agent import OfflineAgent
 from agents.oracle_agent import OracleAgent
 from duplex_model.checkpoint import load_checkpoint
-from duplex_model.engine import Engine
+from duplex_model.engine import Engine, translate
 from duplex_model.oracle import OraclePath
 from duplex_model.package import package
 from duplex_model.policies import Confidence, EmitHeadPolicy, LocalAgreement, WaitK
@@ -46,7 +46,7 @@ def test_agent_equals_engine(tmp_path, checkpoint, options, backbone, policy_of)
     times = [json.loads(line) for line in timing.read_text().splitlines()]
     assert [time["index"] for time in times] == [0, 1, 2, 3]
     for record, time, (source, reference) in zip(records, times, pairs, strict=True):
-        words, delays = drive(engine, source, policy_of(source, reference))
+        words, delays = translate(engine, source, policy_of(source, reference))
         assert record["prediction"] == " ".join(words) and record["delays"] == delays
         assert time["words_read"] == delays and time["ms"] == sorted(time["ms"]) and time["steps"] > 0
         assert time["first_token_ms"] == time["ms"][0] <= time["total_ms"]
@@ -57,8 +57,8 @@ def test_the_oracle_knows_its_line(tmp_path, checkpoint):
     pairs = demo_pairs()[:6]
     write_files(tmp_path, *zip(*pairs, strict=True))
     engine = Engine(*load_checkpoint(checkpoint))
-    expected = [drive(engine, source, OraclePath(1.0, source, reference))[1] for source, reference in pairs]
-    wrong = [drive(engine, source, OraclePath(1.0, *pairs[i - 1]))[1] for i, (source, _) in enumerate(pairs)]
+    expected = [translate(engine, source, OraclePath(1.0, source, reference))[1] for source, reference in pairs]
+    wrong = [translate(engine, source, OraclePath(1.0, *pairs[i - 1]))[1] for i, (source, _) in enumerate(pairs)]
     assert all(right != other for right, other in zip(expected, wrong, strict=True))
     options = ("--agent", "agents/oracle_agent.py", "--lam", "1.0", "--checkpoint", checkpoint, "--no-scoring")
     records, _ = simuleval(tmp_path, *options, "--start-index", "2", "--end-index", "4")
@@ -101,7 +101,7 @@ def test_a_target_without_spaces_is_written_character_by_character(tmp_path, che
     (record,), _ = simuleval(tmp_path, *options)
     engine = Engine(*load_checkpoint(folder, "lm"))
     assert engine.tokenizer.joiner == ""
-    words, _ = drive(engine, "Wir fahren morgen alle nach Berlin", WaitK(2))
+    words, _ = translate(engine, "Wir fahren morgen alle nach Berlin", WaitK(2))
     assert record["prediction"] == "".join(words).replace(" ", "")
 
 

@@ -5,10 +5,10 @@ import torch
 from conftest import DEMO, demo_pairs, tiny_grid, tokens
 
 from duplex_model.data import make_example
-from duplex_model.engine import Engine, Limits
+from duplex_model.engine import Engine, Limits, translate
 from duplex_model.exact import exact_forward
 from duplex_model.policies import EmitHeadPolicy
-from evaluation.approximation import ExactEngine, ExactState, divergence, main, translate
+from evaluation.approximation import ExactEngine, ExactState, divergence, main
 
 
 def test_one_layer_has_no_gap(tokenizer):
@@ -41,13 +41,29 @@ def test_a_state_s_cell_is_the_exact_form_s():
     assert state.steps == 2
 
 
-def test_a_run_over_files(tmp_path, checkpoint, capsys):
+def write_text(folder, blank=()):
+    """The demo sentences as text.de and text.en; without the words of the lines in `blank`."""
     for name, copy in (("source.de", "text.de"), ("reference.en", "text.en")):
-        (tmp_path / copy).write_bytes((DEMO / name).read_bytes())
+        lines = (DEMO / name).read_text(encoding="utf-8").splitlines()
+        (folder / copy).write_text("".join("\n" if i in blank else line + "\n" for i, line in enumerate(lines)))
+
+
+def test_a_run_over_files(tmp_path, checkpoint, capsys):
+    write_text(tmp_path, blank=[0])
     out = tmp_path / "gap.json"
     main(
-        [str(tmp_path / "text"), "--checkpoint", str(checkpoint), "--limit", "1", "--lam", "0.1", "--output", str(out)]
+        [str(tmp_path / "text"), "--checkpoint", str(checkpoint), "--limit", "2", "--lam", "0.1", "--output", str(out)]
     )
-    (point,) = json.loads(out.read_text())["points"]
+    result = json.loads(out.read_text())
+    (point,) = result["points"]
+    assert result["sentences"] == 1  # the empty one is not measured
     assert point["lam"] == 0.1 and {"BLEU", "AL"} == set(point["product"]) == set(point["exact"])
     assert '"kl_nats"' in capsys.readouterr().out
+
+
+def test_the_oracle_anchor_is_refused(tmp_path, tokenizer):
+    write_text(tmp_path)
+    tiny_grid(vocab_size=tokenizer.vocab_size, anchor="oracle").save_pretrained(tmp_path / "model")
+    tokenizer.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="model has the anchor 'oracle'"):
+        main([str(tmp_path / "text"), "--checkpoint", str(tmp_path / "model")])

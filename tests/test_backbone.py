@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from conftest import TINY, drive
+from conftest import TINY
 from test_backbone_tokenizer import fast_tokenizer
 from transformers import (
     AutoModelForCausalLM,
@@ -18,7 +18,7 @@ from transformers import (
 
 from duplex_model.backbone import load_config, load_lm, load_tokenizer
 from duplex_model.config import DuplexConfig
-from duplex_model.engine import Engine
+from duplex_model.engine import Engine, translate
 from duplex_model.model import DuplexModel
 from duplex_model.policies import EmitHeadPolicy, Offline, WaitK
 from duplex_model.states import GridState
@@ -117,7 +117,7 @@ def test_the_wait_k_lm_of_a_backbone_writes_what_the_plain_causal_lm_writes(fold
     tokenizer = load_tokenizer(folder)
     lm = load_lm(folder, load_config(folder, anchor=64))
     plain = AutoModelForCausalLM.from_pretrained(folder)
-    words, _ = drive(Engine(lm, tokenizer), "Ich rufe dich morgen an.", Offline())
+    words, _ = translate(Engine(lm, tokenizer), "Ich rufe dich morgen an.", Offline())
     source = sentence_ids(tokenizer, "Ich rufe dich morgen an.")
     target, engine = [tokenizer.seed_id], Engine(lm, tokenizer)
     positions = [*range(len(source)), *range(64, 64 + 64)]

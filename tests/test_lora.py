@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 import yaml
-from conftest import TINY, demo_pairs, drive
+from conftest import TINY, demo_pairs
 from test_backbone_tokenizer import fast_tokenizer
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from duplex_model import train
 from duplex_model.backbone import load_config, load_lm
 from duplex_model.checkpoint import load_checkpoint
-from duplex_model.engine import Engine
+from duplex_model.engine import Engine, translate
 from duplex_model.model import DuplexModel
 from duplex_model.policies import EmitHeadPolicy, WaitK
 from duplex_model.settings import from_mapping
@@ -72,7 +72,7 @@ def test_both_stages_learn_and_leave_models_that_the_engine_takes(run):
     for backbone, policy in (("duplex", EmitHeadPolicy(0.05)), ("lm", WaitK(2))):
         model, tokenizer = load_checkpoint(run, backbone)
         assert len(tokenizer.start_ids) > 10 and tokenizer.seed_id == 1
-        words, delays = drive(Engine(model, tokenizer), "Wir fahren morgen nach Berlin.", policy)
+        words, delays = translate(Engine(model, tokenizer), "Wir fahren morgen nach Berlin.", policy)
         assert words and delays == sorted(delays)
 
 

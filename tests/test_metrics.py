@@ -1,17 +1,70 @@
-"""Latency with computing time by hand, YAAL against OmniSTEval, signs of degeneracy."""
+"""Quality and latency against SimulEval, YAAL against OmniSTEval, computing time by hand, signs of degeneracy."""
+
+import json
 
 import pytest
+from conftest import demo_pairs, simuleval, write_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simuleval.evaluator.instance import LogInstance
+from simuleval.evaluator.scorers.latency_scorer import ALScorer, APScorer, DALScorer, LAALScorer
 
 from evaluation.degeneracy import copies, degeneracy, loops, same_output
 from evaluation.metrics import (
     emission_times,
+    reference_length,
     score_computation_aware,
     score_log,
     score_timing,
+    sentence_latency,
     yet_another_average_lagging,
 )
+
+
+def test_scores_equal_simuleval_s(tmp_path, checkpoint):
+    """The `simuleval` command's own scores of its own log, and the harness's of that log, to SimulEval's 3 decimals."""
+    sources, references = zip(*demo_pairs()[:6], strict=True)
+    write_files(tmp_path, [*sources, "", "Hallo Tom"], [*references, "A  doubled blank ", "Hello  Tom"])
+    metrics = ("--latency-metrics", "AL", "LAAL", "DAL", "AP", "StartOffset")
+    records, _ = simuleval(
+        tmp_path, "--agent", "agents/waitk_agent.py", "--checkpoint", checkpoint, "--k", "2", *metrics
+    )
+    header, values = (tmp_path / "out" / "scores.tsv").read_text().splitlines()
+    theirs = dict(zip(header.split("\t"), map(float, values.split("\t")), strict=True))
+    ours = score_log(records, "word", "13a")
+    assert ours["empty"] == 1 and ours["sentences"] == 8
+    for name, key in [
+        ("BLEU", "BLEU"),
+        ("StartOffset", "first_token_words"),
+        *((n, n) for n in ("AL", "LAAL", "DAL", "AP")),
+    ]:
+        assert theirs[name] == pytest.approx(ours[key], abs=6e-4), name
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_sentence_latency_equals_simuleval_s(data):
+    source_length = data.draw(st.integers(1, 30))
+    delays = sorted(data.draw(st.lists(st.integers(1, source_length), min_size=1, max_size=40)))
+    reference = " ".join("w" * data.draw(st.integers(1, 40))) + data.draw(st.sampled_from(["\n", "", " \n"]))
+    record = {"index": 0, "delays": delays, "source_length": source_length, "reference": reference, "prediction": ""}
+    instance = LogInstance(json.dumps(record))
+    ours = sentence_latency(delays, source_length, reference_length(reference, "word"))
+    for name, scorer in (("AL", ALScorer), ("LAAL", LAALScorer), ("DAL", DALScorer), ("AP", APScorer)):
+        assert ours[name] == pytest.approx(scorer().compute(instance), rel=1e-9, abs=1e-9), name
+
+
+@pytest.mark.parametrize("length,k", [(10, 3), (7, 1), (5, 5)])
+def test_wait_k_of_equal_lengths_lags_k(length, k):
+    delays = [min(k + t, length) for t in range(length)]
+    scores = sentence_latency(delays, length, length)
+    assert scores["AL"] == scores["LAAL"] == pytest.approx(k) and scores["DAL"] == pytest.approx(k)
+    assert scores["first_token_words"] == k
+
+
+def test_a_log_without_output_is_an_error():
+    with pytest.raises(ValueError, match="no line of the log has any output"):
+        score_log([{"delays": [], "prediction": "", "reference": "x\n", "source_length": 0}], "word", "13a")
 
 
 def record(prediction, delays, source="a b c d", reference="w x y z", index=0):

@@ -5,13 +5,13 @@ from statistics import mean
 import pytest
 import torch
 import yaml
-from conftest import ROOT, SHARED, demo_pairs, drive
+from conftest import ROOT, SHARED, demo_pairs
 from sacrebleu.metrics import BLEU
 from safetensors import safe_open
 
 from duplex_model.checkpoint import PACKAGED, load_checkpoint
 from duplex_model.data import load_examples, read_pairs
-from duplex_model.engine import Engine
+from duplex_model.engine import Engine, translate
 from duplex_model.policies import EmitHeadPolicy, Offline, WaitK
 from evaluation.approximation import divergence
 from evaluation.metrics import average_lagging
@@ -38,7 +38,7 @@ def test_a_larger_lam_lags_less(engines):
     for lam in config["systems"][0]["sweep"]["lam"]:
         scores = []
         for source, reference in demo_pairs()[:24]:
-            _, delays = drive(engines["duplex"], source, EmitHeadPolicy(lam))
+            _, delays = translate(engines["duplex"], source, EmitHeadPolicy(lam))
             scores.append(average_lagging(delays, len(source.split()), len(reference.split())))
         lags.append(mean(scores))
     assert lags == sorted(lags, reverse=True) and len(set(lags)) == len(lags)
@@ -54,7 +54,7 @@ def test_translates_the_demo(engines):
         (engines["duplex"], EmitHeadPolicy(0.01)),
         (engines["lm"], WaitK(5)),
     ):
-        hypotheses = [" ".join(drive(engine, source, policy)[0]) for source, _ in pairs]
+        hypotheses = [" ".join(translate(engine, source, policy)[0]) for source, _ in pairs]
         assert BLEU().corpus_score(hypotheses, references).score > 12
 
 

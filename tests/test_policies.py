@@ -5,28 +5,15 @@ from itertools import combinations_with_replacement
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import demo_pairs, drive, tiny_grid, tiny_lm
+from conftest import ENGINES, demo_pairs, grid_engine, only_end, tiny_grid
 
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.data import make_example
-from duplex_model.engine import Engine, Limits
+from duplex_model.engine import Engine, Limits, translate
 from duplex_model.oracle import OraclePath, Schedule, best_schedule
-from duplex_model.policies import Confidence, LocalAgreement, Offline, WaitK
+from duplex_model.policies import Confidence, EmitHeadPolicy, LocalAgreement, Offline, WaitK
 
 SOURCE, REFERENCE = "Wir fahren morgen alle nach Berlin", "We are going to Berlin"
-
-
-def grid_engine(tokenizer, limits=None, **overrides):
-    config = {"vocab_size": tokenizer.vocab_size, "anchor": 64, **overrides}
-    return Engine(tiny_grid(dtype=torch.float32, **config), tokenizer, limits or Limits(1.0, 4))
-
-
-def lm_engine(tokenizer, limits=None, **overrides):
-    config = {"vocab_size": tokenizer.vocab_size, "anchor": 64, **overrides}
-    return Engine(tiny_lm(dtype=torch.float32, **config), tokenizer, limits or Limits(1.0, 4))
-
-
-ENGINES = pytest.mark.parametrize("make", [grid_engine, lm_engine])
 
 
 class Scripted:
@@ -87,7 +74,7 @@ def test_confidence_at_the_ends_of_tau(make, tokenizer):
     """tau = 1 reads everything first; tau = 0 writes to the limit after the first word."""
     engine = make(tokenizer)
     engine.first_ban[tokenizer.eos_id] = -torch.inf
-    assert drive(engine, SOURCE, Confidence(1.0)) == drive(engine, SOURCE, Offline())
+    assert translate(engine, SOURCE, Confidence(1.0)) == translate(engine, SOURCE, Offline())
     stream = engine.open()
     stream.read("Wir")
     assert list(stream.advance(Confidence(0.0))) and stream.over_limit
@@ -95,11 +82,7 @@ def test_confidence_at_the_ends_of_tau(make, tokenizer):
 
 @ENGINES
 def test_a_confident_end_is_a_wait(make, tokenizer):
-    engine = make(tokenizer)
-    only_end = torch.full_like(engine.first_ban, -torch.inf)
-    only_end[tokenizer.eos_id] = 0.0
-    engine.first_ban = only_end
-    stream = engine.open()
+    stream = only_end(make(tokenizer)).open()
     stream.read("Wir fahren")
     assert stream.top_probability() == 1.0 and Confidence(0.5).emits(stream)
     assert list(stream.advance(Confidence(0.5))) == [] and not stream.target_finished
@@ -171,7 +154,7 @@ def test_local_agreement_equals_a_plain_loop(make, tokenizer, strength):
     early = 0
     for source, _ in demo_pairs()[:3]:
         expected = plain_local_agreement(engine, source.split())
-        words, delays = drive(engine, source, LocalAgreement())
+        words, delays = translate(engine, source, LocalAgreement())
         assert words == [word for part in expected for word in part if word]
         assert delays == [read for read, part in enumerate(expected, 1) for word in part if word]
         early += sum(map(len, expected[:-1]))
@@ -269,9 +252,9 @@ def test_the_oracle_path_follows_its_schedule(tokenizer):
 def test_the_oracle_path_on_odd_lines(tokenizer):
     """A byte-order mark, line ends, an empty reference, an empty source, a source beyond the anchor."""
     engine = grid_engine(tokenizer)
-    plain = drive(engine, SOURCE, OraclePath(0.5, SOURCE, REFERENCE))
-    assert drive(engine, "\ufeff" + SOURCE, OraclePath(0.5, f"\ufeff{SOURCE}\r\n", f"\ufeff{REFERENCE}\n")) == plain
-    _, delays = drive(engine, SOURCE, OraclePath(0.5, SOURCE, "\n"))
+    plain = translate(engine, SOURCE, OraclePath(0.5, SOURCE, REFERENCE))
+    assert translate(engine, "\ufeff" + SOURCE, OraclePath(0.5, f"\ufeff{SOURCE}\r\n", f"\ufeff{REFERENCE}\n")) == plain
+    _, delays = translate(engine, SOURCE, OraclePath(0.5, SOURCE, "\n"))
     assert set(delays) <= {6}  # a path of no words writes nothing before the end
     stream = engine.open()
     stream.finish()
@@ -295,5 +278,16 @@ def test_char_units_have_more_decision_rows_than_words(checkpoint):
     tokenizer.source_unit = "char"
     schedule = best_schedule(model, tokenizer, SOURCE, REFERENCE, 0.5)
     assert len(schedule.rows) > len(SOURCE.split()) + 1
-    words, _ = drive(Engine(model, tokenizer, Limits(1.0, 4)), SOURCE, OraclePath(0.5, SOURCE, REFERENCE))
+    words, _ = translate(Engine(model, tokenizer, Limits(1.0, 4)), SOURCE, OraclePath(0.5, SOURCE, REFERENCE))
     assert words
+
+
+def test_policies_refuse_values_out_of_range():
+    for make in (
+        lambda: EmitHeadPolicy(0.0),
+        lambda: EmitHeadPolicy(-1e-3),
+        lambda: EmitHeadPolicy(0.1, 1.5),
+        lambda: WaitK(0),
+    ):
+        with pytest.raises(ValueError):
+            make()

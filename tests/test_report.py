@@ -14,7 +14,7 @@ from duplex_model.engine import Engine, Limits
 from duplex_model.policies import EmitHeadPolicy
 from evaluation.examples import example_of, write_examples
 from evaluation.pictures import draw_quality
-from evaluation.report import load_points, main, write_report
+from evaluation.report import comparison_section, comparison_text, load_points, main, write_report
 
 EXAMPLE = {
     "line": 7,
@@ -106,10 +106,12 @@ def test_the_report_comes_from_json_alone(tmp_path, capsys):
     text = (folder / "report.md").read_text()
     assert text.startswith("# trial\n")
     for line in (
-        "| wait-k | k = 1 | 18.00 ± 0.25 | 38.00 ± 0.25 | 1.000 | 1.000 | 1.000 | 1.000 | 0.500 | 0.50 | - | 4.50 |",
-        "| whole sentence |  | 27.00 ± 0.25 | 47.00 ± 0.25 | 11.000 | 11.000 | - | 11.000 | 0.500 | 5.50 | - | 4.50 |",
+        "| wait-k | k = 1 | 18.00 ± 0.25 | 38.00 ± 0.25 | 0.90 "
+        "| 1.000 | 1.000 | 1.000 | 1.000 | 0.500 | 0.50 | - | 4.50 |",
+        "| whole sentence |  | 27.00 ± 0.25 | 47.00 ± 0.25 | 0.90 "
+        "| 11.000 | 11.000 | - | 11.000 | 0.500 | 5.50 | - | 4.50 |",
         "| wait-k | k = 1 | - | - | 7.0 | 8.0 | 99 | 120 | 450 | 460 |",
-        r"| grid \| x | lam = 0.01 | 12.5% | 0.0% | 25.0% | 50.0% | 100.0% | 0.90 | True |",
+        r"| grid \| x | lam = 0.01 | 12.5% | 0.0% | 25.0% | 50.0% | 100.0% | True |",
         "- mean over AL 1.50 to 3.25: +1.23 BLEU [+0.50, +2.00], p = 0.0120",
         "- at AL 2: +1.23 BLEU [+0.50, +2.00], p = 0.0120",
         "- at AL 9: outside the range",
@@ -131,6 +133,7 @@ def test_the_report_comes_from_json_alone(tmp_path, capsys):
     assert linked == drawn - {"grid-7.svg"}  # the vector form of a grid is large and not for the repository
     rows = (folder / "results.csv").read_text().splitlines()
     assert len(rows) == 6 and rows[1].startswith("grid | x,lam = 0.1,20.125,40.125,1.5,")
+    assert rows[0].endswith(",length_ratio") and rows[1].endswith(",0.9")
 
 
 def test_the_same_json_gives_the_same_files(tmp_path):
@@ -151,10 +154,20 @@ def test_results_without_intervals_comparisons_or_examples(tmp_path):
     folder = write_folder(tmp_path / "old", old)
     assert not any(name.startswith("grid") for name in write_report(folder))
     text = (folder / "report.md").read_text()
-    assert r"| grid \| x | lam = 0.1 | 20.12 | 40.12 |" in text
+    assert r"| grid \| x | lam = 0.1 | 20.12 | 40.12 | - | 1.500 |" in text
     assert "By the clock" not in text and "degeneracy" not in text
     assert "±" not in text and "## Comparisons" not in text and "## Examples" not in text
     check_pictures(folder, ("frontier", "first_word"))
+
+
+@pytest.mark.parametrize(
+    "system,baseline,cell", [(1.0, -0.5, "1.00 | -"), (1.0, 0.0, "1.00 | -"), (-1.0, 2.0, "-1.00 | -")]
+)
+def test_a_latency_of_zero_or_less_makes_no_percentage(system, baseline, cell):
+    place = {"BLEU": 24.0, "baseline": baseline, "system": system}
+    comparison = {**COMPARISON, "equal_quality": [place]}
+    assert f"| 24.00 | {baseline:.2f} | {system:.2f} | - |" in comparison_section(comparison)
+    assert comparison_text(comparison).endswith(f"at AL {system:.2f}")
 
 
 def test_a_folder_without_points_is_refused(tmp_path):
@@ -198,8 +211,7 @@ def test_an_example_s_numbers_are_the_engine_s(checkpoint, packaged):
     example = example_of(engine, 33, line, policy)
     stream, watching, words = engine.open(), Watching(policy), line.split()
     row_of, heights = {}, []  # source position -> row; pieces written when the row is left
-    for row, word in enumerate(words):
-        stream.read(word, finished=row == len(words) - 1)
+    for row, _ in enumerate(stream.feed(line)):
         row_of[stream.x_vis - 1] = row
         list(stream.advance(watching))
         heights.append(stream.y_gen - 1)

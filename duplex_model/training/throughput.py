@@ -73,6 +73,23 @@ def lm_cells(module, batch):
         return (DuplexLoss.paths(heatmap, batch, heatmap.new_tensor([module.lam_lm]))[0] & real).sum()
 
 
+def measure(accelerator, stage, stream, steps):
+    """(seconds, cells, needed FLOPs) of so many training steps on the batches of `stream`, after two to warm up."""
+    module, weights = accelerator.prepare(stage.module), torch.tensor(stage.weights)
+    seconds = cells = flops = 0
+    for step in range(-2, steps):
+        batch = stream[step % len(stream.batches)]
+        began = time.perf_counter()
+        backward(accelerator, module, weights, batch, stage.draw(batch))
+        module.zero_grad()
+        if step >= 0:
+            seconds += time.perf_counter() - began
+            cells += int(stage.work(batch))
+            sizes = batch.source_len, batch.target_len, batch.row_count
+            flops += needed_flops(module.model.config, *sizes, lm_cells(module, batch))
+    return seconds, cells, flops
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m duplex_model.training.throughput", description=__doc__)
     parser.add_argument("config", help="training recipe")
@@ -88,20 +105,9 @@ def main(arguments=None):
     pairs = read_pairs(data_dir / data.train[0], data.source, data.target)[:PAIRS]
     accelerator = Accelerator(mixed_precision=settings.precision, cpu=True)
     stage = DuplexStage(DuplexModel(build_config(settings, tokenizer)), settings.duplex)
-    module, weights = accelerator.prepare(stage.module), torch.tensor(stage.weights)
     examples = load_examples(tokenizer, pairs, data.max_tokens)
     stream = BatchStream(examples, settings.duplex.budget, stage.cost, settings.seed)
-    seconds = cells = flops = 0
-    for step in range(-2, args.steps):  # two to warm up
-        batch = stream[step % len(stream.batches)]
-        began = time.perf_counter()
-        backward(accelerator, module, weights, batch, stage.draw(batch))
-        module.zero_grad()
-        if step >= 0:
-            seconds += time.perf_counter() - began
-            cells += int(stage.work(batch))
-            sizes = batch.source_len, batch.target_len, batch.row_count
-            flops += needed_flops(module.model.config, *sizes, lm_cells(module, batch))
+    seconds, cells, flops = measure(accelerator, stage, stream, args.steps)
     rate = matmul_rate(torch.bfloat16 if settings.precision == "bf16" else torch.float32)
     result = {
         "cells_per_second": round(cells / seconds),
