@@ -1,7 +1,8 @@
 """`python -m duplex_model.training.throughput RECIPE.yaml`: stage-2 speed on real text, as one JSON line.
 
 cells_per_second; needed_flops_per_cell (`needed_flops`); utilization: needed FLOPs a second over the machine's measured
-matmul rate, in the recipe's precision and with its threads.
+matmul rate, in the recipe's precision and with its threads; peak_memory_gib: on a GPU. The weights are random, so
+that a recipe with a backbone needs no more than its configuration and tokenizer.
 """
 
 import argparse
@@ -18,8 +19,7 @@ from duplex_model.data import load_examples, read_pairs
 from duplex_model.losses import DuplexLoss, grid_masks
 from duplex_model.model import DuplexModel
 from duplex_model.settings import load_settings
-from duplex_model.tokenizer import Tokenizer
-from duplex_model.train import build_config, tokenizer_file
+from duplex_model.train import build_config, build_tokenizer, prepare
 from duplex_model.training.loop import BatchStream, backward
 from duplex_model.training.settings import TrainSettings
 from duplex_model.training.stages import DuplexStage
@@ -27,9 +27,9 @@ from duplex_model.training.stages import DuplexStage
 PAIRS = 20_000  # of the training text
 
 
-def needed_flops(config, source_len, target_len, row_count, lm_cells):
+def needed_flops(config, source_len, target_len, row_count, lm_cells, frozen=False):
     """FLOPs that forward and backward of a batch cannot do without; two per multiply-add, the backward pass twice the
-    forward one.
+    forward one, or once where the blocks are `frozen` (adapters are left out).
 
     source_len, target_len, row_count [B]: tokens and decision rows; lm_cells: cells that L_LM counts. Layer 0 projects
     each token once. In the last layer only decision rows ask and are carried on, and so the output stream of the layer
@@ -51,16 +51,17 @@ def needed_flops(config, source_len, target_len, row_count, lm_cells):
         layers += 2 * kept * D * query + (cells + kept) * D * key_value + 2 * kept * finish
     emit = kept * (2 if config.emit_reads_input else 1) * D * config.emit_hidden_size
     forward = layers + self_part + emit
-    return 2 * float(3 * forward + kept * D * V + 2 * lm_cells * D * V)
+    return 2 * float((2 if frozen else 3) * forward + kept * D * V + 2 * lm_cells * D * V)
 
 
-def matmul_rate(dtype, size=1024, seconds=1.0):
+def matmul_rate(dtype, device, seconds=1.0):
     """FLOPs a second of a square matmul in `dtype`."""
-    a, b = torch.randn(2, size, size).to(dtype)
-    a @ b
+    size = 1024 if device.type == "cpu" else 8192
+    a, b = torch.randn(2, size, size).to(device, dtype)
+    (a @ b).sum().item()
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        a @ b
+        (a @ b)[0, 0].item()  # waits for a GPU
         count += 1
     return 2 * size**3 * count / (time.perf_counter() - began)
 
@@ -75,18 +76,20 @@ def lm_cells(module, batch):
 
 def measure(accelerator, stage, stream, steps):
     """(seconds, cells, needed FLOPs) of so many training steps on the batches of `stream`, after two to warm up."""
-    module, weights = accelerator.prepare(stage.module), torch.tensor(stage.weights)
+    module, weights = accelerator.prepare(stage.module), torch.tensor(stage.weights, device=accelerator.device)
+    frozen = not module.model.model.embed_tokens.weight.requires_grad
     seconds = cells = flops = 0
     for step in range(-2, steps):
-        batch = stream[step % len(stream.batches)]
+        batch = stream[step % len(stream.batches)].to(accelerator.device)
         began = time.perf_counter()
-        backward(accelerator, module, weights, batch, stage.draw(batch))
+        means, _ = backward(accelerator, module, weights, batch, stage.draw(batch))
+        means.sum().item()  # waits for a GPU
         module.zero_grad()
         if step >= 0:
             seconds += time.perf_counter() - began
             cells += int(stage.work(batch))
             sizes = batch.source_len, batch.target_len, batch.row_count
-            flops += needed_flops(module.model.config, *sizes, lm_cells(module, batch))
+            flops += needed_flops(module.model.config, *sizes, lm_cells(module, batch), frozen)
     return seconds, cells, flops
 
 
@@ -100,21 +103,24 @@ def main(arguments=None):
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     data, data_dir = settings.data, Path(args.data_dir)
     with tempfile.TemporaryDirectory() as folder:
-        model_file = tokenizer_file(settings, data_dir, Path(folder), may_train=True)
-        tokenizer = Tokenizer(model_file, data.source_unit, data.target_unit)
+        tokenizer = build_tokenizer(settings, data_dir, Path(folder), may_train=True)
     pairs = read_pairs(data_dir / data.train[0], data.source, data.target)[:PAIRS]
-    accelerator = Accelerator(mixed_precision=settings.precision, cpu=True)
-    stage = DuplexStage(DuplexModel(build_config(settings, tokenizer)), settings.duplex)
+    accelerator = Accelerator(mixed_precision=settings.precision, cpu=not torch.accelerator.is_available())
+    model = DuplexModel(build_config(settings, tokenizer)).to(getattr(torch, settings.backbone_dtype))
+    prepare(model, settings)
+    stage = DuplexStage(model.train(), settings.duplex)
     examples = load_examples(tokenizer, pairs, data.max_tokens)
     stream = BatchStream(examples, settings.duplex.budget, stage.cost, settings.seed)
     seconds, cells, flops = measure(accelerator, stage, stream, args.steps)
-    rate = matmul_rate(torch.bfloat16 if settings.precision == "bf16" else torch.float32)
+    device = accelerator.device
+    rate = matmul_rate(torch.bfloat16 if settings.precision == "bf16" else torch.float32, device)
     result = {
         "cells_per_second": round(cells / seconds),
         "needed_flops_per_cell": round(flops / cells),
         "gflops_per_second": round(flops / seconds / 1e9, 1),
         "matmul_gflops_per_second": round(rate / 1e9, 1),
         "utilization": round(flops / seconds / rate, 3),
+        "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "precision": settings.precision,
         "budget": settings.duplex.budget,
