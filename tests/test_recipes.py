@@ -13,23 +13,29 @@ from duplex_model.checkpoint import load_checkpoint
 from duplex_model.config import DuplexConfig
 from duplex_model.model import DuplexModel
 from duplex_model.settings import load_settings
+from duplex_model.train import check_model
 from duplex_model.training.settings import TrainSettings
 
-RECIPES = sorted(ROOT.glob("duplex_model/recipes/*.yaml"))
+RECIPES = {path.stem: load_settings(TrainSettings, path) for path in sorted(ROOT.glob("duplex_model/recipes/*.yaml"))}
 SMALL = {"steps": 2, "validate_every": 2, "warmup": 1}
 
 
-def parameters(path):
-    settings = load_settings(TrainSettings, path)
+def parameters(settings):
     with torch.device("meta"):
         model = DuplexModel(DuplexConfig(vocab_size=settings.vocab_size, pad_token_id=0, **settings.model))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_sizes(path):
-    low, high = (25e6, 60e6) if path.stem.endswith("-gpu") else (4e6, 8e6)
-    assert low <= parameters(path) <= high
+@pytest.mark.parametrize("name", [name for name, settings in RECIPES.items() if settings.backbone is None])
+def test_sizes(name):
+    low, high = (25e6, 60e6) if name.endswith("-gpu") else (4e6, 8e6)
+    assert low <= parameters(RECIPES[name]) <= high
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_keys_and_names(name):
+    check_model(RECIPES[name], name)
+    assert name == RECIPES[name].name
 
 
 def test_the_gpu_recipe_on_the_cpu_for_a_few_steps(tmp_path):
