@@ -1,6 +1,7 @@
 """One decoder layer of the Llama/Qwen family, run on both streams of the grid with shared weights."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaMLP, apply_rotary_pos_emb
@@ -32,17 +33,24 @@ class DuplexAttention(nn.Module):
         shapes = [stream.shape[:3] for stream in states]
         counts = [shape.numel() for shape in shapes]
         stacked = isinstance(states, torch.Tensor)
-        both = cast_once(states.flatten(0, 3) if stacked else torch.cat([stream.flatten(0, 2) for stream in states]))
+        both = states.flatten(0, 3) if stacked else torch.cat([stream.flatten(0, 2) for stream in states])
+        both = cast_for(self.q_proj, both)
         q, k, v = (projection(both).split(counts) for projection in (self.q_proj, self.k_proj, self.v_proj))
         return tuple(self._heads(*parts) for parts in zip(q, k, v, shapes, rotary, strict=True))
 
     def _heads(self, q, k, v, shape, rotary):
         q = self.q_norm(q.view(*shape, self.heads, self.head_dim))
         k = self.k_norm(k.view(*shape, self.kv_heads, self.head_dim))
-        cos, sin = (part.to(q.dtype) for part in rotary)
-        q, k = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=-2)
+        q, k = (part.to(v.dtype) for part in apply_rotary_pos_emb(q, k, *rotary, unsqueeze_dim=-2))
         q = q.view(*shape, self.kv_heads, -1, self.head_dim)
         return Projections(q, k, v.view(*shape, self.kv_heads, self.head_dim))
+
+
+class StateNorm(nn.RMSNorm):
+    """RMSNorm of states that are float32, whatever its weights are."""
+
+    def forward(self, states):
+        return F.rms_norm(states, self.normalized_shape, self.weight.to(states.dtype), self.eps)
 
 
 class DuplexLayer(GradientCheckpointingLayer):
@@ -52,8 +60,8 @@ class DuplexLayer(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = DuplexAttention(config)
         self.mlp = LlamaMLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = StateNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = StateNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, states, rotary, attend, keep=None):
         """New states of both streams, stacked: [2, B, x, y, D], input stream first.
@@ -69,14 +77,20 @@ class DuplexLayer(GradientCheckpointingLayer):
         if not stacked:
             states = torch.stack([stream.expand(*contexts.shape[1:4], -1) for stream in states])
         states = _rows(states, keep) + self.self_attn.o_proj(_rows(contexts, keep))
-        return states + self.mlp(cast_once(self.post_attention_layernorm(states)))
+        return states + self.mlp(cast_for(self.mlp.gate_proj, self.post_attention_layernorm(states)))
 
 
-def cast_once(states):
-    """`states` in autocast's dtype, if it is on: it would cast them anew for each projection that reads them."""
+def cast_for(linear, states):
+    """`states` in the dtype in which `linear` computes: autocast's if it is on, which would cast them anew for each
+    projection that reads them, else that of its weights. Between the layers states are float32 or more."""
+    return states.to(autocast_dtype(states) or linear.weight.dtype)
+
+
+def autocast_dtype(states):
+    """The dtype that autocast computes in on the device of `states`, or None where it is off."""
     device = states.device.type
     on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return states.to(torch.get_autocast_dtype(device)) if on else states
+    return torch.get_autocast_dtype(device) if on else None
 
 
 def _rows(states, keep):

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from duplex_model.attention import StreamCache, stream_attention
 from duplex_model.backbone import load_config, load_lm
 from duplex_model.config import DuplexConfig
-from duplex_model.layers import DuplexLayer
+from duplex_model.layers import DuplexLayer, StateNorm, autocast_dtype, cast_for
 
 
 class Rotary(NamedTuple):
@@ -50,6 +50,7 @@ class EmitHead(nn.Module):
     def forward(self, outputs, inputs, lam):
         """outputs, inputs: normed states [..., D]; lam: [K] prices of latency, nats a cell -> EMIT logits [K, ...]."""
         low, high = self.log_range
+        outputs, inputs = (cast_for(self.state_proj, states) for states in (outputs, inputs))
         position = (lam.log() - (low + high) / 2) / ((high - low) / 2 or 1.0)  # -1..1 over the trained range
         price = self.lam_proj(torch.stack([position, position**2], -1).to(outputs.dtype))
         states = self.state_proj(torch.cat([outputs, inputs], -1) if self.reads_input else outputs)
@@ -64,7 +65,7 @@ class DuplexBackbone(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(DuplexLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = StateNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
 
@@ -148,8 +149,10 @@ class DuplexModel(DuplexPreTrainedModel):
         return Block(*states, tuple(caches.values()))
 
     def embed(self, source_ids, target_ids):
-        """Layer 0's states of both streams, a token's alone: [B, x, 1, D] and [B, 1, y, D]."""
-        return self.model.embed_tokens(source_ids)[:, :, None], self.model.embed_tokens(target_ids)[:, None]
+        """Layer 0's states of both streams, a token's alone, float32 or more: [B, x, 1, D] and [B, 1, y, D]."""
+        source, target = (self.model.embed_tokens(ids) for ids in (source_ids, target_ids))
+        dtype = torch.promote_types(source.dtype, torch.float32)
+        return source[:, :, None].to(dtype), target[:, None].to(dtype)
 
     def rotary(self, source_ids, target_ids, first_row=0, first_col=0, anchor=None):
         """The rotary tables of a block: inputs from position `first_row`, outputs from anchor + `first_col`."""
@@ -171,8 +174,12 @@ class DuplexModel(DuplexPreTrainedModel):
         return (contexts_in, contexts_out.transpose(1, 2)), LayerCache(inputs, outputs)
 
     def lm_logits(self, states):
-        """Next-token logits [..., V] of last-layer states [..., D] (either stream)."""
-        return self.lm_head(self.model.norm(states))
+        """Next-token logits [..., V] of last-layer states [..., D] (either stream).
+
+        Without autocast they are float32 also from 16-bit weights: rounded to 8 bits, the best of them would often tie.
+        """
+        states, weight = self.model.norm(states), self.lm_head.weight
+        return F.linear(states, weight if autocast_dtype(states) else weight.to(states.dtype))
 
     def emit_logits(self, block, lam):
         """EMIT logits [K, B, x, y] of a Block's cells for the prices `lam` [K]."""

@@ -187,4 +187,6 @@ def test_weights_in_16_bit_keep_their_angles(folder, dtype):
     source = torch.arange(5, 15)[None]
     with torch.no_grad():
         for one, other in zip(engine.model(source, source)[:2], grid(source, source)[:2], strict=True):
-            assert torch.equal(one, other)
+            assert torch.equal(one, other) and one.dtype == torch.float32
+        assert grid.lm_logits(grid(source, source).outputs).dtype == torch.float32
+        assert grid.emit_logits(grid(source, source), torch.tensor([0.05])).isfinite().all()
