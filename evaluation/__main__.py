@@ -29,7 +29,7 @@ from evaluation.report import comparison_text, example_text, load_points, write_
 from evaluation.run import sweep
 from evaluation.settings import TestSettings, points_of, simuleval_arguments
 from evaluation.statistics import compare, points_of_logs
-from evaluation.tables import table
+from evaluation.tables import table, write_json
 from evaluation.testsets import test_files
 
 PACKAGES = ("torch", "transformers", "simuleval", "sacrebleu", "sentencepiece", "numpy")
@@ -92,10 +92,6 @@ def compare_systems(settings, points, folders, limit):
             sides.append(points_of_logs(logs, pair.metric, settings.latency_unit, settings.tokenize))
         comparisons.append({**asdict(pair), **compare(*sides, pair.at)})
     return comparisons
-
-
-def write_json(value, path):
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def check_points(settings, points, source, reference, output):

@@ -1,12 +1,14 @@
-"""Which scores a point's row shows, as aligned text, Markdown and CSV."""
+"""Which scores a point's row shows, as aligned text, Markdown and CSV; and how JSON is written."""
 
 import csv
+import json
 
 COLUMNS = (
     ("system", "system", "{}"),
     ("setting", "setting", "{}"),
     ("BLEU", "BLEU", "{:.2f}"),
     ("chrF", "chrF", "{:.2f}"),
+    ("COMET", "COMET", "{:.4f}"),
     ("AL", "AL", "{:.3f}"),
     ("LAAL", "LAAL", "{:.3f}"),
     ("YAAL", "YAAL", "{:.3f}"),
@@ -39,6 +41,12 @@ SIGNS = (
 )
 
 
+def columns_of(results):
+    """COLUMNS, with COMET only where a point has it (`evaluation.comet`)."""
+    known = any("COMET" in result["scores"] for result in results)
+    return tuple(column for column in COLUMNS if known or column[0] != "COMET")
+
+
 def row(result):
     setting = ", ".join(f"{key} = {value}" for key, value in result["values"].items())
     return {"system": result["system"], "setting": setting, **result["scores"]}
@@ -52,8 +60,9 @@ def cells(result, columns=COLUMNS):
 
 def table(results):
     """The results as aligned text, one line a point."""
-    lines = [[title for _, title, _ in COLUMNS], *map(cells, results)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    columns = columns_of(results)
+    lines = [[title for _, title, _ in columns], *(cells(result, columns) for result in results)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
         "  ".join(
             cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
@@ -69,9 +78,15 @@ def markdown_table(titles, rows, left):
 
 
 def write_csv(results, path):
-    """All scores of all points, one line each."""
+    """All scores of all points, one line each; empty where a point lacks one."""
     rows = [row(result) for result in results]
+    names = dict.fromkeys(name for line in rows for name in line)
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=list(names), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def write_json(value, path):
+    """Write a value as the results' JSON files are written."""
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
