@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evaluation.grid_picture import draw_grid
 from evaluation.pictures import draw_quality
-from evaluation.tables import CLOCK, COLUMNS, SIGNS, cells, markdown_table, write_csv
+from evaluation.tables import CLOCK, SIGNS, cells, columns_of, markdown_table, write_csv
 
 HASH_DIGITS = 12
 GRID_NOTE = """\
@@ -79,18 +79,18 @@ def example_text(example):
 
 
 def points_section(results):
-    """All points as a Markdown table; BLEU and chrF with half of their 95% interval, where the results have it."""
-    rows = []
+    """All points as a Markdown table; quality with half of its 95% interval, where the results have it."""
+    rows, columns = [], columns_of(results)
     for result in results:
-        line = cells(result)
-        for i, (key, _, _) in enumerate(COLUMNS):
-            if key in ("BLEU", "chrF") and f"{key}_half_width" in result["scores"]:
-                line[i] += f" ± {result['scores'][f'{key}_half_width']:.2f}"
+        line = cells(result, columns)
+        for i, (key, _, form) in enumerate(columns):
+            if key in ("BLEU", "chrF", "COMET") and f"{key}_half_width" in result["scores"]:
+                line[i] += f" ± {form.format(result['scores'][f'{key}_half_width'])}"
         rows.append(line)
     known = any("BLEU_half_width" in result["scores"] for result in results)
     note = "±: half of the 95% bootstrap interval over sentences. " if known else ""
     return [
-        *markdown_table([title for _, title, _ in COLUMNS], rows, left=2),
+        *markdown_table([title for _, title, _ in columns], rows, left=2),
         "",
         f"{note}Length ratio: output over reference. AL, LAAL, YAAL, DAL and first word are means in source words, AP "
         "is a share; first word (ms) a median.",
@@ -173,10 +173,12 @@ def circumstances_section(results):
     def short(hashes):
         return ", ".join(f"{name} `{digest[:HASH_DIGITS]}`" for name, digest in hashes.items())
 
+    comet = any("COMET" in result["scores"] for result in results)
     return [
         *each("sentences", lambda r: f"{r['scores']['sentences']}, {r['scores']['empty']} of them without output"),
         *each("BLEU", lambda r: f"`{r['scores']['BLEU_signature']}`"),
         *each("chrF", lambda r: f"`{r['scores']['chrF_signature']}`"),
+        *(each("COMET", lambda r: f"`{r['scores'].get('COMET_signature', 'not scored')}`") if comet else ()),
         *each("latency unit of the output", lambda r: r["point"]["latency_unit"]),
         *each("versions", lambda r: ", ".join(f"{name} {version}" for name, version in r["versions"].items())),
         *each("device", lambda r: r["device"]),

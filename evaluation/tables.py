@@ -11,7 +11,9 @@ def _columns(form, **titles):
 NAMES = _columns("{}", system="system", setting="setting")
 COLUMNS = [
     *NAMES,
-    *_columns("{:.2f}", BLEU="BLEU", chrF="chrF", length_ratio="length ratio"),
+    *_columns("{:.2f}", BLEU="BLEU", chrF="chrF"),
+    *_columns("{:.4f}", COMET="COMET"),
+    *_columns("{:.2f}", length_ratio="length ratio"),
     *_columns("{:.3f}", AL="AL", LAAL="LAAL", YAAL="YAAL", DAL="DAL", AP="AP"),
     *_columns("{:.2f}", first_token_words="first word (words)"),
     *_columns("{:.1f}", first_token_ms="first word (ms)"),
@@ -32,6 +34,12 @@ SIGNS = [
 ]
 
 
+def columns_of(results):
+    """COLUMNS, with COMET only where a point has it (`evaluation.comet`)."""
+    known = any("COMET" in result["scores"] for result in results)
+    return tuple(column for column in COLUMNS if known or column[0] != "COMET")
+
+
 def row(result):
     """The values of a point by column."""
     setting = ", ".join(f"{key} = {value}" for key, value in result["values"].items())
@@ -47,8 +55,9 @@ def cells(result, columns=COLUMNS):
 
 def table(results):
     """The results as aligned text, one line a point."""
-    lines = [[title for _, title, _ in COLUMNS], *map(cells, results)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    columns = columns_of(results)
+    lines = [[title for _, title, _ in columns], *(cells(result, columns) for result in results)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
         "  ".join(
             cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
@@ -64,9 +73,10 @@ def markdown_table(titles, rows, left):
 
 
 def write_csv(results, path):
-    """All scores of all points, one line each."""
+    """All scores of all points, one line each; empty where a point lacks one."""
     rows = [row(result) for result in results]
+    names = dict.fromkeys(name for line in rows for name in line)
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=list(names), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

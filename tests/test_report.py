@@ -1,5 +1,6 @@
 """Tables and pictures from JSON files alone, and the numbers of the examples' grids against the engine."""
 
+import csv
 import json
 import re
 from xml.etree import ElementTree
@@ -15,6 +16,7 @@ from duplex_model.policies import EmitHeadPolicy
 from evaluation.examples import example_of, write_examples
 from evaluation.pictures import draw_quality
 from evaluation.report import comparison_section, comparison_text, load_points, main, write_report
+from evaluation.tables import table
 
 EXAMPLE = {
     "line": 7,
@@ -268,3 +270,20 @@ def test_a_long_example_and_a_short_one_are_drawn(tmp_path):
     assert json.loads((folder / "examples.json").read_text()) == examples
     write_report(folder)
     check_pictures(folder, ("grid-1", "grid-2"))
+
+
+def test_comet_is_shown_where_a_point_has_it(tmp_path):
+    scored = json.loads(json.dumps(RESULTS))
+    scored[2]["scores"] |= {"COMET": 0.81234, "COMET_half_width": 0.0123, "COMET_signature": "model:m|version:2"}
+    folder = write_folder(tmp_path / "trial", scored)
+    write_report(folder)
+    lines = (folder / "report.md").read_text().splitlines()
+    for start in (
+        "k = 1 | 18.00 ± 0.25 | 38.00 ± 0.25 | 0.8123 ± 0.0123 |",
+        "k = 3 | 24.00 ± 0.25 | 44.00 ± 0.25 | - |",
+    ):
+        assert any(line.startswith(f"| wait-k | {start}") for line in lines), start
+    assert "- COMET (wait-k): `model:m|version:2`" in lines
+    assert "0.8123" in table(scored) and "COMET" not in table(RESULTS)
+    head, *rows = csv.reader((folder / "results.csv").read_text().splitlines())
+    assert [row[head.index("COMET")] for row in rows] == ["", "", "0.81234", "", ""]
