@@ -3,12 +3,19 @@
 import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
@@ -42,18 +49,21 @@ def add_dropout(module, share):
             part.register_forward_hook(drop)
 
 
+# Whole tensors on the CPU of the first process, also of a model that is sharded; what is frozen need not be kept.
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+
+
 def trained_state(module):
-    """The state of `module` without frozen parameters, which a checkpoint can do without."""
-    frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
-    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+    """The state of `module` without frozen parameters, on the first process; all processes have to call this."""
+    return get_model_state_dict(module, options=WHOLE)
 
 
 def load_trained(module, state):
-    """Load what `trained_state` gave."""
-    missing, unexpected = module.load_state_dict(state, strict=False)
-    missing = set(missing) & set(trained_state(module))
-    if missing or unexpected:
-        raise ValueError(f"this is no checkpoint of the same model: missing {missing}, unexpected {unexpected}")
+    """Load what `trained_state` gave, on all processes."""
+    unexpected = set(state) - set(module.state_dict())
+    if unexpected:
+        raise ValueError(f"this is no checkpoint of the same model: unexpected {sorted(unexpected)}")
+    set_model_state_dict(module, state, options=replace(WHOLE, strict=False))
 
 
 class BatchStream:
@@ -189,7 +199,7 @@ class Run:
         state = {
             "module": trained_state(self.raw_module),
             "averaged": None if self.averaged is None else trained_state(self.averaged),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": get_optimizer_state_dict(self.module, self.optimizer.optimizer, options=WHOLE),
             "settings": asdict(self.settings),
             **{name: getattr(self, name) for name in ("step", "best", "cells", "seconds", "seed")},
         }
@@ -208,7 +218,7 @@ class Run:
         load_trained(self.raw_module, state["module"])
         if self.averaged is not None:
             load_trained(self.averaged, state["averaged"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        set_optimizer_state_dict(self.module, self.optimizer.optimizer, state["optimizer"], options=WHOLE)
         self.step, self.best, self.cells, self.seconds = (state[k] for k in ("step", "best", "cells", "seconds"))
         if self.accelerator.is_main_process:
             self._cut_log()
