@@ -23,7 +23,7 @@ from duplex_model.model import DuplexModel
 from duplex_model.settings import check_keys, load_settings
 from duplex_model.tokenizer import Tokenizer, train_tokenizer
 from duplex_model.training.average import average_with_initial, trunk_of
-from duplex_model.training.loop import BatchStream, Run
+from duplex_model.training.loop import BatchStream, Run, load_trained
 from duplex_model.training.lora import add_adapters, save_adapters
 from duplex_model.training.settings import TrainSettings
 from duplex_model.training.stages import DuplexStage, LmStage
@@ -125,14 +125,25 @@ def prepare(model, settings):
     return add_adapters(model, settings.lora) if settings.lora else None
 
 
-def run_stage(accelerator, stage, settings, folder, seed, examples, dev_examples):
-    """Train one stage; its module is left with its best weights. Returns the finished Run and its dev batches."""
-    run = Run(accelerator, stage, settings, folder, seed)
-    stream = BatchStream(examples, settings.budget, stage.cost, seed)
-    batches = make_batches(dev_examples, settings.budget, stage.cost, np.random.default_rng(0))
+def run_stage(accelerator, stage_class, settings, build, folder, examples, dev_examples):
+    """Train one stage from the model that `build()` gives.
+
+    Returns (its model with the best weights, the `peft` model around it or None, the finished Run, its dev batches).
+    """
+    stage_settings = getattr(settings, stage_class.name)
+    model = build()
+    adapted = prepare(model, settings)
+    stage = stage_class(model, stage_settings)
+    run = Run(accelerator, stage, stage_settings, folder, settings.seed)
+    stream = BatchStream(examples, stage_settings.budget, stage.cost, settings.seed)
+    batches = make_batches(dev_examples, stage_settings.budget, stage.cost, np.random.default_rng(0))
     dev = [collate([dev_examples[i] for i in indices]).to(accelerator.device) for indices in batches]
     run.train(stream, dev)
-    return run, dev
+    if run.sharded:  # the best weights once more, into a whole model
+        model = build()
+        adapted = prepare(model, settings)
+        load_trained(stage_class(model, stage_settings).module, run.best_state())
+    return model, adapted, run, dev
 
 
 def main(arguments=None):
@@ -152,38 +163,36 @@ def main(arguments=None):
     dev_pairs = read_pairs(data_dir / data.dev, data.source, data.target)[: data.dev_sentences]
     examples, dev_examples = (load_examples(tokenizer, p, data.max_tokens) for p in (pairs, dev_pairs))
 
-    torch.manual_seed(settings.seed)
+    def run_from(stage_class, build):
+        torch.manual_seed(settings.seed)  # the same fresh weights whether a stage before ran just now or not
+        place = folder / f"stage-{stage_class.name}"
+        return run_stage(accelerator, stage_class, settings, build, place, examples, dev_examples)
+
     if args.stage != "duplex" and settings.lm is not None:
-        lm = initial_lm(settings, config)
-        adapted = prepare(lm, settings)
-        stage, place = LmStage(lm, settings.lm), folder / "stage-lm"
-        run_stage(accelerator, stage, settings.lm, place, settings.seed, examples, dev_examples)
-        save(accelerator, lm, adapted, tokenizer, place, folder / "lm")
-        del lm, adapted, stage
+        lm, adapted, _, _ = run_from(LmStage, lambda: initial_lm(settings, config))
+        save(accelerator, lm, adapted, tokenizer, folder, "lm")
+        del lm, adapted
         accelerator.free_memory()
     if args.stage != "lm":
-        torch.manual_seed(settings.seed)  # the same EMIT head whether stage 1 ran just now or before
-        model = initial_grid(settings, config, folder / "lm")
-        average = settings.duplex.average
-        initial = trunk_of(model) if average != (0.0,) else None
-        adapted = prepare(model, settings)
-        stage, place = DuplexStage(model, settings.duplex), folder / "stage-duplex"
-        run, dev = run_stage(accelerator, stage, settings.duplex, place, settings.seed, examples, dev_examples)
-        if initial is not None:
-            scores = average_with_initial(model, initial, average, lambda: run.validate(dev)["score"])
+        model, adapted, run, dev = run_from(DuplexStage, lambda: initial_grid(settings, config, folder / "lm"))
+        if settings.duplex.average != (0.0,):
+            torch.manual_seed(settings.seed)
+            initial = trunk_of(initial_grid(settings, config, folder / "lm"))
+            scores = average_with_initial(model, initial, settings.duplex.average, lambda: run.validate(dev)["score"])
             if accelerator.is_main_process:
-                (place / "average.json").write_text(json.dumps({"dev_score_by_share": scores}) + "\n")
-        save(accelerator, model, adapted, tokenizer, place, folder / "duplex")
+                record = json.dumps({"dev_score_by_share": scores})
+                (folder / "stage-duplex" / "average.json").write_text(record + "\n")
+        save(accelerator, model, adapted, tokenizer, folder, "duplex")
 
 
-def save(accelerator, model, adapted, tokenizer, place, folder):
-    """Write a model folder: config, weights and tokenizer; adapters alone to `place`/adapters, then merged."""
+def save(accelerator, model, adapted, tokenizer, folder, name):
+    """Write the model folder FOLDER/NAME: config, weights, tokenizer; adapters alone as well, before their merge."""
     if accelerator.is_main_process:
         if adapted is not None:
-            save_adapters(adapted, place / "adapters")
+            save_adapters(adapted, folder / f"stage-{name}" / "adapters")
             model = adapted.merge_and_unload()
-        model.save_pretrained(folder)
-        tokenizer.save(folder)
+        model.save_pretrained(folder / name)
+        tokenizer.save(folder / name)
     accelerator.wait_for_everyone()  # the next stage reads it
 
 

@@ -1,11 +1,15 @@
 """Fine-tuning a pretrained LLM with adapters, from a recipe to a model folder that the agents take."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from conftest import TINY, demo_pairs
+from conftest import ROOT, TINY, demo_pairs
 from test_backbone_tokenizer import fast_tokenizer
 from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -20,6 +24,7 @@ from duplex_model.training.lora import add_adapters, load_adapters
 from duplex_model.training.settings import LoraSettings, TrainSettings
 
 STAGE = {"steps": 4, "lr": 1e-2, "warmup": 1, "validate_every": 2, "log_every": 1, "checkpoint_minutes": 0.0}
+STAGES = ("lm", "duplex")
 RECIPE = {
     "name": "tuned",
     "data": {"train": ["text"], "dev": "text", "max_tokens": 60, "dev_sentences": 6},
@@ -195,3 +200,27 @@ def test_models_that_do_not_fit(place, change, message, monkeypatch):
     (place / "wrong.yaml").write_text(yaml.safe_dump({**RECIPE, **change}))
     with pytest.raises(ValueError, match=message):
         train.main(["wrong.yaml", "--data-dir", ".", "--output", "wrong"])
+
+
+def test_sharded_and_replicated_processes_train_the_same_model(place):
+    """Two processes each: FSDP, stopped and taken up again, against DDP; by the losses and the merged models."""
+    programs = {"ddp": ["-m", "duplex_model.train"], "fsdp": [str(ROOT / "tests" / "train_sharded.py")]}
+
+    def run(name, steps, *options):
+        recipe = {**RECIPE, "precision": "no", **{s: {**RECIPE[s], "steps": steps, "decay": 0.0} for s in STAGES}}
+        (place / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+        command = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "--standalone"]
+        command += [*programs[name], f"{name}.yaml", "--data-dir", ".", "--output", name, *options]
+        subprocess.run(command, check=True, cwd=place, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+
+    run("ddp", 4)
+    run("fsdp", 2, "--stage", "lm")
+    run("fsdp", 4)
+    for stage, terms in (("lm", ("target", "source")), ("duplex", ("lm", "emit"))):
+        one, other = (log_of(place / name / f"stage-{stage}") for name in programs)
+        assert len(one) == len(other) >= 4
+        for mine, theirs in zip(one, other, strict=True):
+            assert [mine.get(term) for term in terms] == pytest.approx([theirs.get(term) for term in terms], abs=2e-3)
+    one, other = (load_checkpoint(place / name)[0] for name in programs)
+    for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-3, msg=name)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from accelerate import DistributedType
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -105,6 +106,11 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         trained = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay)
+        self.sharded = accelerator.distributed_type == DistributedType.FSDP
+        if self.sharded and (settings.ema or getattr(settings, "average", (0.0,)) != (0.0,)):
+            raise ValueError("averaged weights (ema, average) need whole models; leave them out with FSDP")
+        if self.sharded:  # layer by layer; accelerate would keep the first stage's layers
+            accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(stage.layers)
         if settings.dropout:
             add_dropout(stage.module, settings.dropout)
         self.averaged = None
@@ -140,9 +146,12 @@ class Run:
                 self._save()
                 saved = now
         self.accelerator.wait_for_everyone()  # the main process writes what all read
-        best = torch.load(self.folder / "best.pt", map_location="cpu", weights_only=True)
-        load_trained(self.raw_module, best)
+        load_trained(self.raw_module, self.best_state())
         return self.best
+
+    def best_state(self):
+        """`trained_state` of the best validated weights."""
+        return torch.load(self.folder / "best.pt", map_location="cpu", weights_only=True)
 
     def _advance(self, stream, weights):
         accelerator, settings = self.accelerator, self.settings

@@ -1,4 +1,4 @@
-"""What the two stages train: module, random draws of a batch, validation."""
+"""What the two stages train: module, names of its layers' classes, random draws of a batch, validation."""
 
 import math
 
@@ -17,7 +17,7 @@ class LmStage:
     module_terms = MultipathLM.terms
 
     def __init__(self, lm, settings):
-        self.module = MultipathLM(lm, settings.label_smoothing)
+        self.module, self.layers = MultipathLM(lm, settings.label_smoothing), lm._no_split_modules
         self.weights = (1.0, settings.source_weight)
 
     @staticmethod
@@ -55,6 +55,7 @@ class DuplexStage:
 
     def __init__(self, model, settings):
         self.module = DuplexLoss(model, settings.lam_lm, settings.label_smoothing, settings.distill)
+        self.layers = model._no_split_modules
         self.weights = (1.0, settings.emit_weight, 0.0, 0.0)
         self.settings = settings
 
