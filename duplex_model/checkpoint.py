@@ -42,6 +42,12 @@ def check_checkpoint(folder=None, backbone="duplex"):
     return folder
 
 
+def checkpoint_files(folder):
+    """The files in a model folder that decide what it computes; of weights in several files all."""
+    named = [next(path for path in (folder / name for name in names) if path.is_file()) for names in FILES]
+    return list(dict.fromkeys([*named, *sorted(folder.glob("*.safetensors"))]))
+
+
 def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.float32):
     """(model, tokenizer) of a model folder; without one, of the packaged German-English weights.
 

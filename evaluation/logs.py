@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agents.base import LOG
-from duplex_model.checkpoint import FILES, checkpoint_folder
+from duplex_model.checkpoint import checkpoint_files, checkpoint_folder
 
 TIMING, IDENTITY = "timing.jsonl", "point.json"
 
@@ -76,7 +76,7 @@ def identity(task):
         "latency_unit": task.latency_unit,
         "source_sha256": sha256(task.source),
         "reference_sha256": sha256(task.reference),
-        "checkpoint_sha256": {name: sha256(model / name) for name in FILES},
+        "checkpoint_sha256": {path.name: sha256(path) for path in checkpoint_files(model)},
     }
 
 

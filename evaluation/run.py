@@ -18,7 +18,7 @@ from simuleval.data.dataloader import TextToTextDataloader
 from simuleval.evaluator import SentenceLevelEvaluator
 from tqdm import tqdm
 
-from duplex_model.checkpoint import FILES, checkpoint_folder, load_checkpoint
+from duplex_model.checkpoint import checkpoint_files, checkpoint_folder, load_checkpoint
 from duplex_model.engine import Engine
 from evaluation.logs import LOG, TIMING, claim, identity, keep_lines, merge, only_run, whole_lines
 from evaluation.settings import Point, simuleval_arguments
@@ -102,7 +102,10 @@ def engine_for(agent, args):
     """The engine of the agent's options; points that share a checkpoint share its model."""
     _, limits = agent.check(args)
     folder = checkpoint_folder(args.checkpoint, agent.backbone_of(args))
-    return Engine(*_load(folder, agent.backbone_of(args), (folder / FILES[1]).stat().st_mtime_ns), limits)
+    return Engine(
+        *_load(folder, agent.backbone_of(args), max(path.stat().st_mtime_ns for path in checkpoint_files(folder))),
+        limits,
+    )
 
 
 @lru_cache(maxsize=2)
