@@ -35,6 +35,7 @@ RECIPE = {
     "prompt": "Translate German to English.",
     "chat_template": True,
     "lora": {},
+    "threads": 2,
     "precision": "bf16",
     "duplex": {**STAGE, "budget": 1500},
 }
