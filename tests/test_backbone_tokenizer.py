@@ -223,13 +223,17 @@ REAL = {  # language -> (files below the data folder, lines to take)
 }
 
 
+def real_lines(language):
+    files, count = REAL[language]
+    lines = [line for file in files for line in read_lines(SHARED / file)][:count]
+    assert len(lines) == count
+    return lines
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the parallel text of the shared data folder")
 @pytest.mark.parametrize("language", REAL)
 @pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
 def test_ten_thousand_real_lines_come_back_word_by_word(tokenizers, sentencepiece, kind, language):
-    files, count = REAL[language]
-    lines = [line for file in files for line in read_lines(SHARED / file)][:count]
-    assert len(lines) == count
     codec = {**tokenizers, "sentencepiece": sentencepiece}[kind]
-    for line in lines:
+    for line in real_lines(language):
         assert " ".join(codec.decode(codec.encode_word(word)) for word in line.split()) == " ".join(line.split())

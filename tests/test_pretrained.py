@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from conftest import SHARED, demo_pairs, simuleval, write_files
+from test_backbone_tokenizer import REAL, real_lines
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from duplex_model import train
@@ -65,6 +66,14 @@ def pairs():
 def ids_of(tokenizer, source, target):
     source = torch.tensor([[*tokenizer.start_ids, *tokenizer.encode(source), tokenizer.eos_id]])
     return source, torch.tensor([[tokenizer.seed_id, *tokenizer.encode(target)]])
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the parallel text of the shared data folder")
+@pytest.mark.parametrize("language", REAL)
+def test_real_lines_come_back_word_by_word(tokenizer, language):
+    for line in real_lines(language):
+        words = line.split()
+        assert [tokenizer.decode(tokenizer.encode_word(word)) for word in words] == words
 
 
 def test_input_column_0_is_transformers_model(gguf, grid, tokenizer, pairs):
