@@ -11,9 +11,9 @@ from duplex_model.config import DuplexConfig
 
 def locate(name):
     """(`from_pretrained`'s name, its keywords): `name` may be a folder, a name of the hub, or either's FILE.gguf."""
-    path = Path(name)
+    path = Path(name).expanduser()
     if path.suffix.lower() != ".gguf":
-        return str(name), {}
+        return (str(path) if path.is_dir() else str(name)), {}
     return str(path.parent), {"gguf_file": path.name}
 
 
@@ -26,13 +26,25 @@ def _load(auto_class, name, **options):
     try:
         return auto_class.from_pretrained(where, trust_remote_code=False, **keywords, **options)
     except ImportError as error:
-        raise ImportError(f"{name}: {error}; for GGUF files install the extra `gguf`") from error
+        remedy = "; for GGUF files install the extra `gguf`" if keywords else ""
+        raise ImportError(f"{name}: {error}{remedy}") from error
     except OSError as error:
+        if Path(where).is_dir():
+            raise FileNotFoundError(f"backbone {str(name)!r}: {error}; complete the folder") from error
         raise FileNotFoundError(
             f"backbone {name!r} is neither a model folder nor in the local cache, and could not be fetched "
             f"({str(error).splitlines()[0]}); fetch it where there is a network (`hf download {where}`), or give the "
             "folder that holds config.json, the weights and tokenizer.json"
         ) from error
+
+
+def check_sizes(tokenizer, config):
+    """Raise ValueError if the tokenizer has pieces that the embedding table of `config` has no row for."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} pieces but the model's embeddings {config.vocab_size} rows; "
+            "resize the embeddings, or take the tokenizer that the model was trained with"
+        )
 
 
 def load_config(name, **overrides):
@@ -55,7 +67,7 @@ def load_lm(name, config, dtype=torch.float32, device="cpu"):
     wrong = {kind: sorted(names) for kind, names in report.items() if names}
     if wrong:
         raise ValueError(f"backbone {name!r}: its weights do not fit its configuration: {wrong}")
-    for key in ("quantization_config", "_pre_quantization_dtype"):
+    for key in ("quantization_config", "_pre_quantization_dtype"):  # unpacked: else a saved copy would not load
         if hasattr(lm.config, key):
             delattr(lm.config, key)
     return lm.to(device).eval()

@@ -26,6 +26,8 @@ class BackboneTokenizer(WordTokenizer):
         start_ids: s_0..s_p (default: BOS, or EOS where there is none). seed_id: t_0 (default: the same one). Raises
         ValueError for a tokenizer without EOS, or one that cannot spell every text.
         """
+        if not isinstance(hf, PreTrainedTokenizerFast):
+            raise ValueError(f"{hf.name_or_path}: {type(hf).__name__} is no fast tokenizer; add its tokenizer.json")
         backend = hf.backend_tokenizer
         backend.normalizer, backend.encode_special_tokens = None, True
         self._hf, self._backend = hf, backend
@@ -37,7 +39,7 @@ class BackboneTokenizer(WordTokenizer):
         self.start_ids = tuple(start_ids or (self.bos_id,))
         self.seed_id = self.bos_id if seed_id is None else seed_id
         self._blank, pieces = piece_bytes(hf)
-        special = {i for i, token in hf.added_tokens_decoder.items() if token.special} | set(hf.all_special_ids)
+        special = set(hf.added_tokens_decoder) | set(hf.all_special_ids)
         special |= {i for i, piece in enumerate(pieces) if not piece or has_inner_blank(piece)}
         super().__init__(pieces, sorted(special), source_unit, target_unit)
         ordinary = [(i, piece) for i, piece in enumerate(pieces) if i not in special]
@@ -73,12 +75,16 @@ def piece_bytes(hf):
 
     Raises ValueError for a tokenizer of another kind.
     """
-    names = hf.convert_ids_to_tokens(list(range(len(hf))))
+    names = hf.convert_ids_to_tokens(list(range(max(hf.get_vocab().values()) + 1)))  # there may be holes
     added = {i: token.content.encode() for i, token in hf.added_tokens_decoder.items()}
     parts = decoder_parts(json.loads(hf.backend_tokenizer.to_str())["decoder"])
     if "ByteLevel" in parts:
         byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
-        blank, spell = " ", lambda name: bytes(byte_of[character] for character in name)
+        blank = " "
+
+        def spell(name):  # a control token that is not marked as one has characters that no byte has
+            return bytes(byte_of[character] for character in name) if byte_of.keys() >= set(name) else b""
+
     elif "ByteFallback" in parts:
         blank, spell = SPACE, spell_with_fallback
     else:
@@ -120,6 +126,7 @@ def source_start(hf, instruction=None, chat=False):
         if chat:
             raise ValueError("a chat template needs an instruction; set `prompt`")
         return None
+    instruction = instruction.strip()
     if not chat:
         bos = [] if hf.bos_token_id is None else [hf.bos_token_id]
         return [*bos, *hf.encode(instruction, add_special_tokens=False)]

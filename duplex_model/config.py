@@ -77,7 +77,7 @@ class DuplexConfig(LlamaConfig):
                 f"backbone {family!r}: RoPE scaling {rope!r} is not supported; {', '.join(ROPE_TYPES)} are"
             )
         names = [*_SHARED, *_OPTIONAL.get(family, ())]
-        values = {name: value for name in names if (value := getattr(backbone, name, None)) is not None}
+        values = {name: getattr(backbone, name) for name in names if hasattr(backbone, name)}
         config = cls(**values, **BACKBONES[family], **overrides)
         check_window(backbone, config)
         return config
@@ -88,8 +88,8 @@ def check_window(backbone, config):
     window, layers = getattr(backbone, "sliding_window", None), getattr(backbone, "layer_types", None)
     if window is None or (layers is not None and "sliding_attention" not in layers):
         return
-    # An output is at most as long as a source and a half: what a causal LM has to see is below three anchors.
-    needed = 3 * config.anchor if isinstance(config.anchor, int) else math.inf
+    # An output is at most as long as a source and a half, and 20 tokens: what a causal LM has to see.
+    needed = 5 * config.anchor // 2 + 20 if isinstance(config.anchor, int) else math.inf
     if window < needed:
         raise ValueError(
             f"backbone {backbone.model_type!r}: a sliding window of {window} tokens is shorter than the {needed} that "

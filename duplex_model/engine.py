@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from duplex_model.model import DuplexModel
+from duplex_model.backbone import check_sizes
+from duplex_model.model import DuplexModel, cast_weights
 from duplex_model.states import GridState, LmState
 
 BOM = "\ufeff"
@@ -32,7 +33,13 @@ class Engine:
 
     def __init__(self, model, tokenizer, limits=None):
         self.model, self.tokenizer, self.limits = model.eval(), tokenizer, limits or Limits()
-        size = model.config.vocab_size
+        size, anchor = model.config.vocab_size, model.config.anchor
+        check_sizes(tokenizer, model.config)
+        if anchor != "oracle" and len(tokenizer.start_ids) > anchor - 2:
+            raise ValueError(
+                f"the source start of {len(tokenizer.start_ids)} tokens leaves no room below the anchor {anchor}; use "
+                "a shorter prompt, or train with a larger anchor"
+            )
         self.inner_ban = torch.zeros(size, device=model.device)  # added to the logits inside a word
         self.inner_ban[[*tokenizer.special_ids, *range(tokenizer.vocab_size, size)]] = -math.inf
         self.first_ban = self.inner_ban.clone()  # ... and at a word's start, where EOS may come
@@ -48,9 +55,7 @@ class Engine:
     def to(self, device, dtype=None):
         """An engine over the same model on `device`, its weights in `dtype` if given."""
         model = self.model.to(device)
-        for parameter in model.parameters() if dtype else ():  # not the buffers: RoPE's angles need float32
-            parameter.data = parameter.data.to(dtype)
-        return Engine(model, self.tokenizer, self.limits)
+        return Engine(cast_weights(model, dtype) if dtype else model, self.tokenizer, self.limits)
 
     def open(self, source_length=None):
         """A new Stream. source_length: tokens with BOS and EOS; only a model with the oracle anchor needs it."""
@@ -134,7 +139,7 @@ class Stream:
             return
         tokenizer = self.engine.tokenizer
         ids = [piece for word in words if word for piece in tokenizer.encode_word(word)]
-        room = self.state.anchor - 1 - self.x_vis
+        room = max(self.state.anchor - 1 - self.x_vis, 0)
         if len(ids) > room:
             ids, finished, self.truncated = ids[:room], True, True
         if finished:

@@ -35,6 +35,13 @@ class Block(NamedTuple):
     cache: tuple
 
 
+def cast_weights(model, dtype):
+    """Convert a model's weights in place, but not its buffers: RoPE's angles need float32. Returns the model."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
 class EmitHead(nn.Module):
     """EMIT logit from the normed states of both streams and log lam (beyond the paper: one head for every lam)."""
 
@@ -63,7 +70,7 @@ class DuplexBackbone(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DuplexLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = StateNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config)

@@ -9,6 +9,7 @@ OUTPUT/lm and OUTPUT/duplex (model folders for the agents) and, beside each stag
 import argparse
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
-from duplex_model.backbone import load_config, load_lm, load_tokenizer
+from duplex_model.backbone import check_sizes, load_config, load_lm, load_tokenizer
 from duplex_model.config import DuplexConfig
 from duplex_model.data import collate, load_examples, make_batches, read_lines, read_pairs
 from duplex_model.model import DuplexModel
@@ -87,6 +88,7 @@ def build_config(settings, tokenizer):
     if settings.backbone is not None:
         start = {"start_ids": list(tokenizer.start_ids), "seed_token_id": tokenizer.seed_id}
         config = load_config(settings.backbone, **start, **values)
+        check_sizes(tokenizer, config)
         longest = settings.data.max_tokens + len(tokenizer.start_ids) + 1
         if isinstance(config.anchor, int) and longest > config.anchor:
             raise ValueError(
@@ -134,7 +136,8 @@ def run_stage(accelerator, stage_class, settings, build, folder, examples, dev_e
     model = build()
     adapted = prepare(model, settings)
     stage = stage_class(model, stage_settings)
-    run = Run(accelerator, stage, stage_settings, folder, settings.seed)
+    made_of = {"lora": settings.lora and asdict(settings.lora), "start_ids": model.config.start_ids}
+    run = Run(accelerator, stage, stage_settings, folder, settings.seed, **made_of)
     stream = BatchStream(examples, stage_settings.budget, stage.cost, settings.seed)
     batches = make_batches(dev_examples, stage_settings.budget, stage.cost, np.random.default_rng(0))
     dev = [collate([dev_examples[i] for i in indices]).to(accelerator.device) for indices in batches]

@@ -38,23 +38,25 @@ def example_grid(engine, line, policy):
     stream, taken = path_taken(engine, line, policy)
     tokenizer, model = engine.tokenizer, engine.model
     source, target = list(stream.state.source_ids), [*stream.state.target_ids, tokenizer.eos_id]
-    word_ends = tokenizer.word_ends(source[1:-1], tokenizer.source_unit)
-    rows = [*(row for row, ends in enumerate(word_ends, 1) if ends), len(source) - 1]
+    first = len(tokenizer.start_ids)
+    word_ends = tokenizer.word_ends(source[first:-1], tokenizer.source_unit)
+    rows = [*(row for row, ends in enumerate(word_ends, first) if ends), len(source) - 1]
     wait_ok = [True, *tokenizer.word_ends(target[1:-1], tokenizer.target_unit), True]
     source_ids, target_ids, keep = (torch.tensor([ids], device=model.device) for ids in (source, target, rows))
     block = model(source_ids, target_ids[:, :-1], keep=keep)
     nats = -model.lm_logits(block.outputs)[0].float().log_softmax(-1)
+    top = nats[..., : tokenizer.vocab_size].argmin(-1)  # a table may have more rows than there are pieces
     heatmap = nats.gather(-1, target_ids[:, 1:, None].expand(len(rows), -1, -1)).squeeze(-1)
     emit = model.emit_logits(block, torch.tensor([policy.lam], device=model.device))[0, 0].sigmoid()
     path = optimal_path(heatmap[None], policy.lam, wait_ok=torch.tensor([wait_ok], device=model.device))
     return {
         "output": tokenizer.decode(target[1:-1]),
         "ended": not stream.over_limit,
-        "rows": [*(tokenizer.decode(source[a + 1 : b + 1]) for a, b in pairwise([0, *rows[:-1]])), EOS],
+        "rows": [*(tokenizer.decode(source[a + 1 : b + 1]) for a, b in pairwise([first - 1, *rows[:-1]])), EOS],
         "columns": [piece_text(tokenizer, piece) for piece in target[1:]],
         "heatmap": _rounded(heatmap),
         "emit": _rounded(emit),
-        "top": [[piece_text(tokenizer, piece) for piece in row] for row in nats.argmin(-1).tolist()],
+        "top": [[piece_text(tokenizer, piece) for piece in row] for row in top.tolist()],
         "wait_ok": wait_ok,
         "optimal_exit": path.row_exit[0].tolist(),
         "taken_exit": _exits(taken, rows, len(target) - 1 - stream.over_limit),
@@ -82,9 +84,13 @@ def _exits(written, rows, final):
 
 
 def piece_text(tokenizer, piece):
-    """A piece as a label: with "@@" if it does not end a word, "▁" if it does nothing else, "·" for a byte."""
+    """A piece as a label: with "@@" where it hangs on the next piece, or on the one before it if words are known by
+    their first piece; "▁" if it is a blank alone, "·" for a byte."""
     if piece == tokenizer.eos_id:
         return EOS
+    if tokenizer.opening_ids is not None and tokenizer.target_unit == "word":
+        text = tokenizer.decode([piece])
+        return (text or SPACE) if piece in tokenizer.opening_ids else "@@" + (text or "·")
     text, ends = tokenizer.decode([piece]), tokenizer.word_complete([piece], tokenizer.target_unit)
     return (text or SPACE) if ends else (text or "·") + "@@"
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from agents.base import LOG
@@ -82,7 +83,16 @@ def identity(task):
 
 def sha256(path):
     """The SHA-256 of a file, in hexadecimal digits."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return _sha256(Path(path), Path(path).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _sha256(path, changed):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def claim(folder, wanted):

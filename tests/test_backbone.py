@@ -18,10 +18,12 @@ from transformers import (
 
 from duplex_model.backbone import load_config, load_lm, load_tokenizer
 from duplex_model.config import DuplexConfig
-from duplex_model.engine import Engine, translate
+from duplex_model.engine import Engine
 from duplex_model.model import DuplexModel
 from duplex_model.policies import EmitHeadPolicy, Offline, WaitK
 from duplex_model.states import GridState
+from duplex_model.tokenizer import EOS
+from evaluation.examples import example_grid
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 32, "rope_theta": 500.0}
@@ -117,7 +119,9 @@ def test_the_wait_k_lm_of_a_backbone_writes_what_the_plain_causal_lm_writes(fold
     tokenizer = load_tokenizer(folder)
     lm = load_lm(folder, load_config(folder, anchor=64))
     plain = AutoModelForCausalLM.from_pretrained(folder)
-    words, _ = translate(Engine(lm, tokenizer), "Ich rufe dich morgen an.", Offline())
+    stream = Engine(lm, tokenizer).open()
+    stream.read("Ich rufe dich morgen an.", finished=True)
+    words = list(stream.advance(Offline()))
     source = sentence_ids(tokenizer, "Ich rufe dich morgen an.")
     target, engine = [tokenizer.seed_id], Engine(lm, tokenizer)
     positions = [*range(len(source)), *range(64, 64 + 64)]
@@ -134,8 +138,7 @@ def test_the_wait_k_lm_of_a_backbone_writes_what_the_plain_causal_lm_writes(fold
             continue
         target.append(token)
         inside = True
-    text = tokenizer.decode(target[1:]).split()
-    assert "".join(words) == "".join(text)
+    assert words and list(stream.state.target_ids) == target
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_the_wait_k_lm_of_a_backbone_writes_what_the_plain_causal_lm_writes(fold
     [
         (GemmaConfig(), "'gemma' is not supported; use one of llama, mistral, qwen2, qwen3"),
         (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "RoPE .*dynamic"),
-        (MistralConfig(sliding_window=1000), "sliding window of 1000 tokens .* 1536"),
+        (MistralConfig(sliding_window=1000), "sliding window of 1000 tokens .* 1300"),
         (Qwen2Config(use_sliding_window=True, sliding_window=512, max_window_layers=2), "sliding window of 512 tokens"),
     ],
 )
@@ -190,3 +193,27 @@ def test_weights_in_16_bit_keep_their_angles(folder, dtype):
             assert torch.equal(one, other) and one.dtype == torch.float32
         assert grid.lm_logits(grid(source, source).outputs).dtype == torch.float32
         assert grid.emit_logits(grid(source, source), torch.tensor([0.05])).isfinite().all()
+
+
+def test_an_example_grid_with_a_prompt_and_a_padded_table(folder):
+    """Rows are the source's words, columns the output's pieces; the prompt has no decision rows."""
+    engine = Engine(DuplexModel.from_backbone(folder, anchor=128), load_tokenizer(folder, prompt="Translate it now:"))
+    line = "Ich rufe dich morgen an."
+    example = example_grid(engine, line, EmitHeadPolicy(0.05))
+    assert example["rows"] == [*line.split(), EOS]
+    assert len(example["columns"]) == len(example["heatmap"][0]) == len(example["wait_ok"]) - 1
+    ends = [not following.startswith("@@") for following in example["columns"][1:]]
+    assert example["wait_ok"][1:-1] == ends
+
+
+def test_more_pieces_than_embeddings_are_refused(tmp_path):
+    AutoModelForCausalLM.from_config(LlamaConfig(**TINY, vocab_size=699)).save_pretrained(tmp_path)
+    fast_tokenizer("qwen").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="700 pieces but the model's embeddings 699 rows"):
+        Engine(DuplexModel.from_backbone(tmp_path), load_tokenizer(tmp_path))
+
+
+def test_a_prompt_that_fills_the_anchor_is_refused(folder):
+    tokenizer = load_tokenizer(folder, prompt="Translate it into English. " * 3)
+    with pytest.raises(ValueError, match="no room below the anchor 20"):
+        Engine(DuplexModel.from_backbone(folder, anchor=20), tokenizer)

@@ -207,6 +207,22 @@ def test_tokenizers_that_lose_text_are_refused():
         BackboneTokenizer(fast_tokenizer("gpt2", eos_token=None))
 
 
+def test_holes_and_control_tokens_in_the_vocabulary():
+    """Ids without a piece, an added token that is not special, and a name that is no sequence of bytes."""
+    description = json.loads(fast_tokenizer("gpt2").backend_tokenizer.to_str())
+    description["model"]["vocab"]["<｜User｜>"] = 703
+    hf = PreTrainedTokenizerFast(tokenizer_object=Backend.from_str(json.dumps(description)), eos_token="<|im_end|>")
+    hf.add_tokens(["<|extra|>"])
+    tokenizer = BackboneTokenizer(hf)
+    assert tokenizer.vocab_size > len(hf) and {700, 703, *hf.get_added_vocab().values()} <= set(tokenizer.special_ids)
+    assert tokenizer.decode(tokenizer.encode("a <|extra|> b")) == "a <|extra|> b"
+
+
+def test_a_prompt_s_outer_blanks_do_not_move_it():
+    hf = fast_tokenizer("qwen", chat_template=TURNS.replace("m.content", "m.content | trim"))
+    assert source_start(hf, " Translate.\n", chat=True) == source_start(hf, "Translate.", chat=True)
+
+
 def test_saves_and_loads(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     loaded = BackboneTokenizer.from_folder(tmp_path, start_ids=[1, 2], seed_id=0)

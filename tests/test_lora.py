@@ -1,7 +1,7 @@
 """Fine-tuning a pretrained LLM with adapters, from a recipe to a model folder that the agents take."""
 
-import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +10,9 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, TINY, demo_pairs
+from safetensors.torch import load_file, save_file
 from test_backbone_tokenizer import fast_tokenizer
+from tiny_training import STAGES, read_log
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from duplex_model import train
@@ -24,7 +26,6 @@ from duplex_model.training.lora import add_adapters, load_adapters
 from duplex_model.training.settings import LoraSettings, TrainSettings
 
 STAGE = {"steps": 4, "lr": 1e-2, "warmup": 1, "validate_every": 2, "log_every": 1, "checkpoint_minutes": 0.0}
-STAGES = ("lm", "duplex")
 RECIPE = {
     "name": "tuned",
     "data": {"train": ["text"], "dev": "text", "max_tokens": 60, "dev_sentences": 6},
@@ -66,13 +67,9 @@ def run(place):
     return place / "out"
 
 
-def log_of(folder):
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
 def test_both_stages_learn_and_leave_models_that_the_engine_takes(run):
     for stage, loss in (("lm", "target"), ("duplex", "lm")):
-        losses = [record[loss] for record in log_of(run / f"stage-{stage}") if loss in record]
+        losses = [record[loss] for record in read_log(run / f"stage-{stage}") if loss in record]
         assert losses[-1] < losses[0]
     for backbone, policy in (("duplex", EmitHeadPolicy(0.05)), ("lm", WaitK(2))):
         model, tokenizer = load_checkpoint(run, backbone)
@@ -121,8 +118,41 @@ def test_a_run_resumes(run, place, monkeypatch):
     longer = {**RECIPE, "duplex": {**RECIPE["duplex"], "steps": 5}}
     (place / "longer.yaml").write_text(yaml.safe_dump(longer))
     train.main(["longer.yaml", "--data-dir", ".", "--output", "out", "--stage", "duplex"])
-    steps = [record["step"] for record in log_of(run / "stage-duplex") if "lm" in record]
+    steps = [record["step"] for record in read_log(run / "stage-duplex") if "lm" in record]
     assert steps == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"prompt": "Translate."}, "start_ids"),
+        ({"lora": {"r": 4, "alpha": 9}}, "lora"),
+        ({"backbone": "other"}, "frozen weights"),
+    ],
+)
+def test_a_checkpoint_over_something_else_is_refused(run, place, change, message, monkeypatch):
+    """Its frozen weights are not in it."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.chdir(place)
+    if not (place / "other").exists():
+        torch.manual_seed(1)
+        lm = AutoModelForCausalLM.from_config(Qwen2Config(**TINY, vocab_size=720, tie_word_embeddings=True))
+        lm.save_pretrained(place / "other")
+        fast_tokenizer("qwen", bos_token="<|im_start|>").save_pretrained(place / "other")
+    (place / "changed.yaml").write_text(yaml.safe_dump({**RECIPE, **change}))
+    with pytest.raises(ValueError, match=f"made with another.*{message}"):
+        train.main(["changed.yaml", "--data-dir", ".", "--output", "out", "--stage", "lm"])
+
+
+def test_a_grid_over_another_stage_1_is_refused(run, place, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.chdir(place)
+    shutil.copytree(run, place / "moved")
+    weights = load_file(place / "moved" / "lm" / "model.safetensors")
+    weights["model.norm.weight"] += 0.1
+    save_file(weights, place / "moved" / "lm" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="frozen weights"):
+        train.main(["recipe.yaml", "--data-dir", ".", "--output", "moved", "--stage", "duplex"])
 
 
 def test_the_grid_may_begin_from_the_backbone_itself(place, monkeypatch):
@@ -158,11 +188,14 @@ def test_fresh_adapters_change_nothing(place, model_class):
 
 def test_gradient_checkpointing_gives_the_same_gradients(place):
     grid = DuplexModel.from_backbone(place / "backbone", anchor=96)
-    ids, gradients = torch.arange(5, 15)[None], []
-    for _ in range(2):
+    ids, gradients, calls = torch.arange(5, 15)[None], [], []
+    grid.model.layers[1].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    for forwards in (1, 2):  # the second time the layer runs once more in the backward pass
+        calls.clear()
         grid.zero_grad()
         block = grid.train()(ids, ids)
         (block.inputs.square().sum() + grid.lm_logits(block.outputs).square().sum()).backward()
+        assert len(calls) == forwards
         gradients.append([p.grad.clone() for p in grid.model.parameters()])
         grid.activation_checkpointing_enable({"use_reentrant": False})
     for one, other in zip(*gradients, strict=True):
@@ -207,7 +240,8 @@ def test_sharded_and_replicated_processes_train_the_same_model(place):
     programs = {"ddp": ["-m", "duplex_model.train"], "fsdp": [str(ROOT / "tests" / "train_sharded.py")]}
 
     def run(name, steps, *options):
-        recipe = {**RECIPE, "precision": "no", **{s: {**RECIPE[s], "steps": steps, "decay": 0.0} for s in STAGES}}
+        stages = {stage: {**RECIPE[stage], "steps": steps, "decay": 0.0, "lr": 1e-3} for stage in STAGES}
+        recipe = {**RECIPE, "backbone_dtype": "bfloat16", **stages}
         (place / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
         command = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "--standalone"]
         command += [*programs[name], f"{name}.yaml", "--data-dir", ".", "--output", name, *options]
@@ -216,11 +250,12 @@ def test_sharded_and_replicated_processes_train_the_same_model(place):
     run("ddp", 4)
     run("fsdp", 2, "--stage", "lm")
     run("fsdp", 4)
-    for stage, terms in (("lm", ("target", "source")), ("duplex", ("lm", "emit"))):
-        one, other = (log_of(place / name / f"stage-{stage}") for name in programs)
+    for stage, tolerances in (("lm", {"target": 0.02, "source": 0.02}), ("duplex", {"lm": 0.02, "emit": 0.05})):
+        one, other = (read_log(place / name / f"stage-{stage}") for name in programs)
         assert len(one) == len(other) >= 4
         for mine, theirs in zip(one, other, strict=True):
-            assert [mine.get(term) for term in terms] == pytest.approx([theirs.get(term) for term in terms], abs=2e-3)
+            for term, tolerance in tolerances.items():  # the EMIT labels hang on which of two close paths is best
+                assert mine.get(term) == pytest.approx(theirs.get(term), abs=tolerance)
     one, other = (load_checkpoint(place / name)[0] for name in programs)
     for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-3, msg=name)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02, msg=name)

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
@@ -61,10 +62,17 @@ def trained_state(module):
 
 def load_trained(module, state):
     """Load what `trained_state` gave, on all processes."""
-    unexpected = set(state) - set(module.state_dict())
-    if unexpected:
-        raise ValueError(f"this is no checkpoint of the same model: unexpected {sorted(unexpected)}")
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    missing, unexpected = sorted(trained - set(state)), sorted(set(state) - set(module.state_dict()))
+    if missing or unexpected:
+        raise ValueError(f"this is no checkpoint of the same model: missing {missing}, unexpected {unexpected}")
     set_model_state_dict(module, state, options=replace(WHOLE, strict=False))
+
+
+def fingerprint(module):
+    """A number that tells other frozen weights, which no checkpoint holds, from these."""
+    frozen = (parameter for parameter in module.parameters() if not parameter.requires_grad)
+    return f"{sum(parameter.detach().abs().sum(dtype=torch.float64).item() for parameter in frozen):.9g}"
 
 
 class BatchStream:
@@ -100,17 +108,21 @@ def backward(accelerator, module, weights, batch, draws):
 class Run:
     """One stage's training run in `folder`: resumes from its checkpoint, keeps the best validated weights."""
 
-    def __init__(self, accelerator, stage, settings, folder, seed):
+    def __init__(self, accelerator, stage, settings, folder, seed, **made_of):
+        """made_of: what else the weights depend on; a checkpoint made of something else is refused."""
         self.accelerator, self.stage, self.settings = accelerator, stage, settings
-        self.folder, self.seed = Path(folder), seed
+        self.folder = Path(folder)
+        self.made_of = {"seed": seed, "frozen weights": fingerprint(stage.module), **made_of}
         self.folder.mkdir(parents=True, exist_ok=True)
         trained = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay)
         self.sharded = accelerator.distributed_type == DistributedType.FSDP
         if self.sharded and (settings.ema or getattr(settings, "average", (0.0,)) != (0.0,)):
             raise ValueError("averaged weights (ema, average) need whole models; leave them out with FSDP")
-        if self.sharded:  # layer by layer; accelerate would keep the first stage's layers
-            accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(stage.layers)
+        if self.sharded:
+            plugin = accelerator.state.fsdp_plugin
+            plugin.transformer_cls_names_to_wrap = list(stage.layers)  # else it would keep the first stage's
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(cast_forward_inputs=False)  # autocast is enough
         if settings.dropout:
             add_dropout(stage.module, settings.dropout)
         self.averaged = None
@@ -158,7 +170,7 @@ class Run:
         self.module.train()
         batch = stream[self.step * accelerator.num_processes + accelerator.process_index].to(accelerator.device)
         # Draws depend on (seed, step, process) alone, so a resumed run repeats them.
-        torch.manual_seed(hash((self.seed, self.step, accelerator.process_index)) % (1 << 31))
+        torch.manual_seed(hash((self.made_of["seed"], self.step, accelerator.process_index)) % (1 << 31))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, settings)
         means, counts = backward(accelerator, self.module, weights, batch, self.stage.draw(batch))
@@ -209,8 +221,8 @@ class Run:
             "module": trained_state(self.raw_module),
             "averaged": None if self.averaged is None else trained_state(self.averaged),
             "optimizer": get_optimizer_state_dict(self.module, self.optimizer.optimizer, options=WHOLE),
-            "settings": asdict(self.settings),
-            **{name: getattr(self, name) for name in ("step", "best", "cells", "seconds", "seed")},
+            "settings": {**asdict(self.settings), **self.made_of},
+            **{name: getattr(self, name) for name in ("step", "best", "cells", "seconds")},
         }
         self._write(state, "checkpoint.pt")
 
@@ -219,8 +231,7 @@ class Run:
         if not path.is_file():
             return
         state = torch.load(path, map_location="cpu", weights_only=True)
-        now = {**asdict(self.settings), "seed": self.seed}
-        before = {**state["settings"], "seed": state["seed"]}
+        now, before = {**asdict(self.settings), **self.made_of}, state["settings"]
         changed = [key for key in now if key not in MAY_CHANGE and now[key] != before.get(key)]
         if changed:
             raise ValueError(f"{path} was made with another {', '.join(changed)}; use another output folder")

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 
 from duplex_model.data import load_examples, read_pairs
 from duplex_model.losses import DuplexLoss, grid_masks
-from duplex_model.model import DuplexModel
+from duplex_model.model import DuplexModel, cast_weights
 from duplex_model.settings import load_settings
 from duplex_model.train import build_config, build_tokenizer, prepare
 from duplex_model.training.loop import BatchStream, backward
@@ -106,7 +106,7 @@ def main(arguments=None):
         tokenizer = build_tokenizer(settings, data_dir, Path(folder), may_train=True)
     pairs = read_pairs(data_dir / data.train[0], data.source, data.target)[:PAIRS]
     accelerator = Accelerator(mixed_precision=settings.precision, cpu=not torch.accelerator.is_available())
-    model = DuplexModel(build_config(settings, tokenizer)).to(getattr(torch, settings.backbone_dtype))
+    model = cast_weights(DuplexModel(build_config(settings, tokenizer)), getattr(torch, settings.backbone_dtype))
     prepare(model, settings)
     stage = DuplexStage(model.train(), settings.duplex)
     examples = load_examples(tokenizer, pairs, data.max_tokens)
