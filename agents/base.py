@@ -115,9 +115,8 @@ class StreamAgent(TextToTextAgent):
         self.stream.read(words, finished=self.states.source_finished)
         if self.stream.truncated:
             message = (
-                f"line {self.timing.index + 1}: the source (with its start, BOS or a prompt) has more than "
-                f"{self.stream.state.anchor - 1} tokens and was "
-                "cut; split the sentence, or train with a larger anchor"
+                f"line {self.timing.index + 1}: the source has more than {self.stream.state.anchor - 1} tokens, its "
+                "start (BOS or a prompt) included, and was cut; split the sentence, or train with a larger anchor"
             )
             if self.reject_long:
                 raise ValueError(message)
