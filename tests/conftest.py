@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: more threads only 
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM
 
 from duplex_model.config import DuplexConfig
@@ -36,6 +37,13 @@ TINY = {
 def demo_pairs():
     sides = ((DEMO / name).read_text(encoding="utf-8").splitlines() for name in ("source.de", "reference.en"))
     return list(zip(*sides, strict=True))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_accelerator():
+    """`accelerate` keeps the precision that it was first asked for, in the whole process."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture(scope="session")
