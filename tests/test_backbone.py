@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import TINY
 from test_backbone_tokenizer import fast_tokenizer
+from test_states import random_walk
 from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
@@ -86,12 +87,7 @@ def test_the_engine_equals_the_grid(folder):
     assert start > 3
     with torch.no_grad():
         whole = grid.lm_logits(grid(torch.tensor([source]), torch.tensor([target])).outputs)[0]
-        state, x, y = GridState.start(grid, source[:start], target[0]), start, 1
-        while x < len(source) or y < len(target):
-            if y == len(target) or (x < len(source) and rng.random() < 0.5):
-                state, x = state.read(source[x : x + 1]), x + 1
-            else:
-                state, y = state.write(target[y]), y + 1
+        for state, x, y in random_walk(GridState.start(grid, source[:start], target[0]), source, target, rng):
             torch.testing.assert_close(state.logits()[1], whole[x - 1, y - 1], rtol=0, atol=1e-4)
 
 

@@ -11,6 +11,7 @@ import torch
 import yaml
 from conftest import SHARED, demo_pairs, simuleval, write_files
 from test_backbone_tokenizer import REAL, real_lines
+from test_states import random_walk
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from duplex_model import train
@@ -97,12 +98,7 @@ def test_the_engine_equals_the_grid(grid, tokenizer, pairs):
             source, target = ids_of(tokenizer, *pair)
             whole = grid.lm_logits(grid(source, target).outputs)[0]
             source, target = source[0].tolist(), target[0].tolist()
-            state, x, y = GridState.start(grid, source[:start], target[0]), start, 1
-            while x < len(source) or y < len(target):
-                if y == len(target) or (x < len(source) and rng.random() < 0.5):
-                    state, x = state.read(source[x : x + 1]), x + 1
-                else:
-                    state, y = state.write(target[y]), y + 1
+            for state, x, y in random_walk(GridState.start(grid, source[:start], target[0]), source, target, rng):
                 worst = max(worst, (state.logits()[1] - whole[x - 1, y - 1]).abs().max().item())
     print(f"largest difference: {worst:.1e}")
     assert worst <= 1e-3

@@ -16,7 +16,7 @@ LAM = torch.tensor([0.01, 0.1])
 
 def random_walk(state, source, target, rng):
     """Read and write in random order, several rows at a time; yields the state at each step."""
-    x, y = 1, 1
+    x, y = len(state.source_ids), len(state.target_ids)
     while x < len(source) or y < len(target):
         if y == len(target) or (x < len(source) and rng.random() < 0.5):
             step = rng.randint(1, min(3, len(source) - x))
