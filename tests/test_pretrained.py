@@ -171,6 +171,14 @@ def precision_gap(exact, rounded, tokenizer, pairs):
     return kl / cells, same / cells
 
 
+def test_16_bit_before_training(gguf, grid, tokenizer, pairs):
+    """On a grid that the model was never trained on, where many tokens are about as probable as the best."""
+    rounded = DuplexModel.from_backbone(gguf, dtype=torch.bfloat16).eval()
+    kl, same = precision_gap(grid, rounded, tokenizer, pairs)
+    print(f"before training: mean KL {kl:.2e} nats, equal argmax {same:.4f}")
+    assert kl <= 1e-2 and same >= 0.98
+
+
 def test_16_bit_on_the_tuned_model(tuned, pairs):
     exact, tokenizer = load_checkpoint(tuned)
     rounded, _ = load_checkpoint(tuned, dtype=torch.bfloat16)

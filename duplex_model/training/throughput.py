@@ -1,13 +1,14 @@
 """`python -m duplex_model.training.throughput RECIPE.yaml`: stage-2 speed on real text, as one JSON line.
 
 cells_per_second; needed_flops_per_cell (`needed_flops`); utilization: needed FLOPs a second over the machine's measured
-matmul rate, in the recipe's precision and with its threads; peak_memory_gib: on a GPU. The weights are random, so
-that a recipe with a backbone needs no more than its configuration and tokenizer.
+matmul rate, in the recipe's precision and with its threads; peak_memory_gib: on the GPU, or of the process on a CPU.
+The weights are random, so that a recipe with a backbone needs no more than its configuration and tokenizer.
 """
 
 import argparse
 import json
 import os
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -66,6 +67,13 @@ def matmul_rate(dtype, device, seconds=1.0):
     return 2 * size**3 * count / (time.perf_counter() - began)
 
 
+def peak_memory(device):
+    """The most bytes held so far: a GPU's, or on a CPU the process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def lm_cells(module, batch):
     """Cells that L_LM counts for `batch`, with the weights as they are."""
     real, _, _ = grid_masks(batch)
@@ -120,7 +128,7 @@ def main(arguments=None):
         "gflops_per_second": round(flops / seconds / 1e9, 1),
         "matmul_gflops_per_second": round(rate / 1e9, 1),
         "utilization": round(flops / seconds / rate, 3),
-        "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if device.type == "cuda" else None,
+        "peak_memory_gib": round(peak_memory(device) / 2**30, 2),
         "threads": torch.get_num_threads(),
         "precision": settings.precision,
         "budget": settings.duplex.budget,
