@@ -68,15 +68,17 @@ class DuplexLayer(GradientCheckpointingLayer):
 
         states: the layer before's, or layer 0's pair [B, x, 1, D], [B, 1, y, D], which does not depend on the other
         axis and is projected once a token. attend(input Projections, output Projections) -> contexts of both,
-        [B, x, y, H, H_d]. keep: rows [B, R] to go on with (the last layer needs only those that something reads); None
-        keeps all.
+        [B, x, y, H, H_d]. keep: takes from stacked states the cells to go on with (the last layer needs only those that
+        something reads), as `only_rows` and `last_cell` do; None keeps all.
         """
         norm, stacked = self.input_layernorm, isinstance(states, torch.Tensor)
         normed = norm(states) if stacked else [norm(stream) for stream in states]
         contexts = torch.stack(attend(*self.self_attn.project(normed, rotary))).flatten(4)
         if not stacked:
             states = torch.stack([stream.expand(*contexts.shape[1:4], -1) for stream in states])
-        states = _rows(states, keep) + self.self_attn.o_proj(_rows(contexts, keep))
+        if keep is not None:
+            states, contexts = keep(states), keep(contexts)
+        states = states + self.self_attn.o_proj(contexts)
         return states + self.mlp(cast_for(self.mlp.gate_proj, self.post_attention_layernorm(states)))
 
 
@@ -93,8 +95,11 @@ def autocast_dtype(states):
     return torch.get_autocast_dtype(device) if on else None
 
 
-def _rows(states, keep):
-    """states [2, B, x, y, D] -> [2, B, R, y, D], the rows `keep` [B, R] of each sentence."""
-    if keep is None:
-        return states
-    return states.gather(2, keep[None, :, :, None, None].expand(2, -1, -1, *states.shape[3:]))
+def only_rows(indices):
+    """A `keep` of the rows `indices` [B, R] of each sentence: states [2, B, x, y, D] -> [2, B, R, y, D]."""
+    return lambda states: states.gather(2, indices[None, :, :, None, None].expand(2, -1, -1, *states.shape[3:]))
+
+
+def last_cell(states):
+    """A `keep` of the block's last row and column: [2, B, x, y, D] -> [2, B, 1, 1, D]."""
+    return states[:, :, -1:, -1:]

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from duplex_model.cross_entropy import token_losses
+from duplex_model.layers import only_rows
 from duplex_model.path import optimal_path
 
 
@@ -58,7 +59,8 @@ class DuplexLoss(nn.Module):
     def grid(self, batch, real):
         """The Block of the decision rows, and the heatmap [B, R, Y] of its cells `real` (nats, else 0)."""
         anchor = batch.source_len if self.model.config.anchor == "oracle" else None
-        block = self.model(batch.source_ids, batch.target_ids[:, :-1], anchor=anchor, keep=batch.decision_rows)
+        keep = only_rows(batch.decision_rows)
+        block = self.model(batch.source_ids, batch.target_ids[:, :-1], anchor=anchor, keep=keep)
         states = self.model.model.norm(block.outputs[real])
         losses = token_losses(states, self.model.lm_head.weight, labels_of(batch, real)[real])
         return block, losses.new_zeros(real.shape).masked_scatter(real, losses)

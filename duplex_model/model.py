@@ -136,8 +136,8 @@ class DuplexModel(DuplexPreTrainedModel):
         source_ids [B, x], target_ids [B, y]: tokens of the block's rows and columns. cache: the layers' caches (a tuple
         of LayerCache) of the cells computed so far, or None. first_row, first_col: where the block starts; with a
         cache one of them is 0 and the other the number of rows (WAIT) or columns (EMIT) that the cache holds.
-        anchor: position of column 0, an int or [B]; default: the config's. keep: rows [B, R] of the block whose
-        last-layer states are returned. Returns a Block.
+        anchor: position of column 0, an int or [B]; default: the config's. keep: the cells whose last-layer states are
+        returned, as in `DuplexLayer.forward`. Returns a Block.
         """
         if (cache is not None) != (bool(first_row) != bool(first_col)):
             raise ValueError(f"a block starts at row 0 or column 0, not at ({first_row}, {first_col}) with this cache")

@@ -11,6 +11,8 @@ from functools import cached_property
 import torch
 from transformers import DynamicCache
 
+from duplex_model.layers import last_cell
+
 
 @dataclass(frozen=True)
 class GridState:
@@ -42,14 +44,13 @@ class GridState:
     def _extend(self, rows, columns, first_row, first_col):
         device = self.model.device
         source, target = (torch.tensor([ids], device=device) for ids in (rows, columns))
-        block = self.model(source, target, self.cache, first_row, first_col, self.anchor)
-        cell = block._replace(inputs=block.inputs[:, -1:, -1:], outputs=block.outputs[:, -1:, -1:], cache=None)
+        block = self.model(source, target, self.cache, first_row, first_col, self.anchor, keep=last_cell)
         return replace(
             self,
             source_ids=self.source_ids if first_col else self.source_ids + rows,
             target_ids=self.target_ids if first_row else self.target_ids + columns,
             cache=block.cache,
-            cell=cell,
+            cell=block._replace(cache=None),
             steps=self.steps + 1,
         )
 

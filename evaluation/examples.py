@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 
+from duplex_model.layers import only_rows
 from duplex_model.path import optimal_path
 from duplex_model.tokenizer import EOS, SPACE
 from evaluation.unfold import unfold
@@ -42,8 +43,8 @@ def example_grid(engine, line, policy):
     word_ends = tokenizer.word_ends(source[first:-1], tokenizer.source_unit)
     rows = [*(row for row, ends in enumerate(word_ends, first) if ends), len(source) - 1]
     wait_ok = [True, *tokenizer.word_ends(target[1:-1], tokenizer.target_unit), True]
-    source_ids, target_ids, keep = (torch.tensor([ids], device=model.device) for ids in (source, target, rows))
-    block = model(source_ids, target_ids[:, :-1], keep=keep)
+    source_ids, target_ids, indices = (torch.tensor([ids], device=model.device) for ids in (source, target, rows))
+    block = model(source_ids, target_ids[:, :-1], keep=only_rows(indices))
     nats = -model.lm_logits(block.outputs)[0].float().log_softmax(-1)
     top = nats[..., : tokenizer.vocab_size].argmin(-1)  # a table may have more rows than there are pieces
     heatmap = nats.gather(-1, target_ids[:, 1:, None].expand(len(rows), -1, -1)).squeeze(-1)

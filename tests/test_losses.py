@@ -3,6 +3,7 @@ import torch.nn.functional as F
 from conftest import demo_pairs, tiny_grid, tiny_lm
 
 from duplex_model.data import collate, make_example
+from duplex_model.layers import only_rows
 from duplex_model.lm import MultipathLM, prefix_mask
 from duplex_model.losses import DuplexLoss
 from duplex_model.path import optimal_path
@@ -126,7 +127,7 @@ def test_label_smoothing_and_distillation_change_the_training_loss_alone(tokeniz
 def test_distilled_labels_follow_the_last_row(tokenizer):
     model, batch = tiny_grid(vocab_size=tokenizer.vocab_size), demo_batch(tokenizer, 2)
     loss = DuplexLoss(model, 0.05, distill=0.25)
-    block = model(batch.source_ids, batch.target_ids[:, :-1], keep=batch.decision_rows)
+    block = model(batch.source_ids, batch.target_ids[:, :-1], keep=only_rows(batch.decision_rows))
     last = batch.row_count - 1
     mask = torch.zeros(block.outputs.shape[:3], dtype=torch.bool)
     mask[1, 2, 3] = mask[1, last[1], 3] = True

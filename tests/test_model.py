@@ -5,6 +5,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from duplex_model.config import DuplexConfig
 from duplex_model.exact import exact_forward
+from duplex_model.layers import last_cell, only_rows
 from duplex_model.model import DuplexModel
 
 
@@ -98,15 +99,17 @@ def test_causality_bit_for_bit():
             assert not torch.allclose(after.inputs[:, :, y + 1], before.inputs[:, :, y + 1])
 
 
-def test_kept_rows_are_the_grid_s_rows():
+def test_kept_cells_are_the_grid_s_cells():
     grid = tiny_grid()
     source, target = tokens(6, 5)
-    keep = torch.tensor([[0, 2, 5], [1, 2, 3]])
+    rows = torch.tensor([[0, 2, 5], [1, 2, 3]])
     with torch.no_grad():
-        whole, kept = grid(source, target), grid(source, target, keep=keep)
-    for sentence in range(2):
-        torch.testing.assert_close(kept.outputs[sentence], whole.outputs[sentence, keep[sentence]], rtol=0, atol=1e-12)
-        torch.testing.assert_close(kept.inputs[sentence], whole.inputs[sentence, keep[sentence]], rtol=0, atol=1e-12)
+        whole, kept = grid(source, target), grid(source, target, keep=only_rows(rows))
+        last = grid(source, target, keep=last_cell)
+    for all_cells, some, one in zip(whole[:2], kept[:2], last[:2], strict=True):
+        for sentence in range(2):
+            torch.testing.assert_close(some[sentence], all_cells[sentence, rows[sentence]], rtol=0, atol=1e-12)
+        torch.testing.assert_close(one, all_cells[:, -1:, -1:], rtol=0, atol=1e-12)
 
 
 def test_no_nan_at_extreme_scores():

@@ -75,7 +75,8 @@ def test_long_lines_take_the_scan_and_equal_the_grid():
 
 def test_every_cell_is_computed_once():
     """Hooks count cells: the MLP and q_proj of each (stream, cell) run exactly once, whatever the path. Layer 0's
-    states are a token's alone, so its q_proj runs once a token and block, never more often than once a cell."""
+    states are a token's alone, so its q_proj runs once a token and block, never more often than once a cell; the last
+    layer's MLP runs for the one cell of a block that decides."""
     grid, rng = tiny_grid(), random.Random(5)
     source, target = (ids[0].tolist() for ids in tokens(11, 9, B=1))
     counts = {}
@@ -90,13 +91,10 @@ def test_every_cell_is_computed_once():
         layer.self_attn.q_proj.register_forward_hook(count(f"q{index}"))
         layer.mlp.register_forward_hook(count(f"mlp{index}"))
     with torch.no_grad():
-        for _ in random_walk(GridState.start(grid, source[:1], target[0]), source, target, rng):
-            pass
-    cells = 2 * 11 * 9
-    assert {name: n for name, n in counts.items() if name != "q0"} == dict.fromkeys(
-        ("q1", "q2", "mlp0", "mlp1", "mlp2"), cells
-    )
-    assert 0 < counts["q0"] < cells
+        *_, (state, _, _) = random_walk(GridState.start(grid, source[:1], target[0]), source, target, rng)
+    cells, q_0 = 2 * 11 * 9, counts.pop("q0")
+    assert counts == {**dict.fromkeys(("q1", "q2", "mlp0", "mlp1"), cells), "mlp2": 2 * state.steps}
+    assert 0 < q_0 < cells
 
 
 @pytest.mark.parametrize("kind,rows", [("emit", []), ("wait", [7]), ("wait", [7, 8, 9])])
