@@ -70,6 +70,7 @@ def load_lm(name, config, dtype=torch.float32, device="cpu"):
     for key in ("quantization_config", "_pre_quantization_dtype"):  # unpacked: else a saved copy would not load
         if hasattr(lm.config, key):
             delattr(lm.config, key)
+    lm.get_input_embeddings().padding_idx = None  # where the pad token is EOS, its embedding is trained all the same
     return lm.to(device).eval()
 
 

@@ -77,6 +77,14 @@ def test_input_column_0_is_the_pretrained_causal_lm(folder):
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
+def test_a_pad_token_that_is_read_is_trained(folder):
+    """Models without a pad token of their own name EOS as one, and `transformers` would not train its embedding."""
+    lm = load_lm(folder, load_config(folder))
+    pad = lm.config.pad_token_id
+    lm(torch.tensor([[pad, 5, 6]])).logits.sum().backward()
+    assert lm.get_input_embeddings().weight.grad[pad].abs().max() > 0
+
+
 def test_the_engine_equals_the_grid(folder):
     """Random words read and tokens written, from a prompt of several rows, against the whole grid at once."""
     tokenizer = load_tokenizer(folder, prompt="Translate into English:")
