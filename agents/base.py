@@ -36,9 +36,23 @@ class StreamAgent(TextToTextAgent):
         if engine is None:
             engine = Engine(*load_checkpoint(args.checkpoint, self.backbone_of(args)), limits)
         self.engine = engine
-        self.timing = Timing(args.timing_file, first_index(args))
+        self.timing = Timing(args.timing_file, first_index(args), getattr(args, "continue_unfinished", False))
+        self._warn_of_units(args)
         self.reject_long = args.reject_long
         super().__init__(args)
+
+    def _warn_of_units(self, args):
+        tokenizer, unit = self.engine.tokenizer, getattr(args, "eval_latency_unit", "word")
+        if unit not in ("char", tokenizer.target_unit):
+            logger.warning(
+                f"the model writes {tokenizer.target_unit}s, but latency is counted by {unit}: use --eval-latency-unit "
+                f"{tokenizer.target_unit}"
+            )
+        if tokenizer.source_unit == "char":
+            logger.warning(
+                "SimulEval cuts the source at its blanks: put one between its characters, in the training text too, or "
+                "each stretch without blanks is read at once"
+            )
 
     @classmethod
     def check(cls, args):
@@ -131,14 +145,18 @@ class BaselineAgent(StreamAgent):
     @classmethod
     def add_args(cls, parser):
         super().add_args(parser)
-        parser.add_argument("--backbone", choices=("duplex", "lm"), default="lm", help="which packaged model")
+        parser.add_argument(
+            "--backbone", choices=("duplex", "lm"), default="lm", help="the checkpoint's causal LM, or its grid"
+        )
 
 
 class Timing:
     """Wall-clock times of a sentence, in ms from its first pushed word; one JSON line each at its end."""
 
-    def __init__(self, path, index):
+    def __init__(self, path, index, append):
         self.path, self.index = path and Path(path), index
+        if self.path:
+            open(self.path, "a" if append else "w").close()  # an error for a missing folder comes at once
         self.open()
 
     def open(self):
@@ -181,7 +199,7 @@ class Timing:
 def first_index(args):
     """Index of the first sentence that SimulEval will send."""
     log = Path(args.output) / LOG if getattr(args, "output", None) else None
-    if getattr(args, "continue_unfinished", False) and log.is_file():
+    if getattr(args, "continue_unfinished", False) and log and log.is_file():
         lines = log.read_text(encoding="utf-8").splitlines()
         if lines:
             return json.loads(lines[-1])["index"] + 1

@@ -4,6 +4,8 @@ import math
 
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
+from duplex_model.settings import check_keys
+
 # Family -> what differs from Llama. Mistral differs by its sliding window alone.
 BACKBONES = {"llama": {}, "mistral": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length, so that a cache holds
@@ -33,6 +35,7 @@ class DuplexConfig(LlamaConfig):
     LM_KEYS = ("anchor", "source_unit", "target_unit", "start_ids", "seed_token_id")
     ABLATIONS = ("emit_reads_input", "input_cross_attention")
     STREAM_KEYS = (*LM_KEYS, *ABLATIONS, "emit_hidden_size", "lam_min", "lam_max")
+    BLOCK_KEYS = (*_SHARED, *_OPTIONAL["llama"], "qkv_bias", "qk_norm")
 
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -54,7 +57,9 @@ class DuplexConfig(LlamaConfig):
 
     @property
     def lm_config_class(self):
-        """The `transformers` family whose causal LM has the same block."""
+        """The `transformers` family whose causal LM has the same block; ValueError if none has."""
+        if self.qkv_bias and self.qk_norm:
+            raise ValueError("no causal LM has both qkv_bias and qk_norm; set one of the two")
         return _LM_CONFIGS[self.qkv_bias, self.qk_norm]
 
     def lm_config(self):
@@ -66,8 +71,10 @@ class DuplexConfig(LlamaConfig):
     def from_backbone(cls, backbone, **overrides):
         """The configuration of a grid over the causal LM configuration `backbone`.
 
-        Raises ValueError naming a family, RoPE scaling or sliding window that the grid does not support.
+        Raises ValueError naming a key that is none of STREAM_KEYS, or a family, RoPE scaling or sliding window that the
+        grid does not support.
         """
+        check_keys(overrides, cls.STREAM_KEYS, "overrides of the backbone's configuration")
         family = backbone.model_type
         if family not in BACKBONES:
             raise ValueError(f"backbone family {family!r} is not supported; use one of {', '.join(BACKBONES)}")

@@ -1,5 +1,6 @@
 """Parallel text to padded batches with the word structure that path, losses and wait-k masks need."""
 
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -51,7 +52,12 @@ class Batch:
 
 def make_example(tokenizer, source, target, source_limit=None):
     """Tokenise one sentence pair (two strings) into an Example; of the source's pieces the first `source_limit`."""
-    start, s_ids, t_ids = tokenizer.start_ids, tokenizer.encode(source)[:source_limit], tokenizer.encode(target)
+    return example_of_ids(tokenizer, tokenizer.encode(source)[:source_limit], tokenizer.encode(target))
+
+
+def example_of_ids(tokenizer, s_ids, t_ids):
+    """The Example of the pieces of a source and a target, without start, seed and EOS."""
+    start = tokenizer.start_ids
     s_ends = tokenizer.word_ends(s_ids, tokenizer.source_unit)
     t_ends = tokenizer.word_ends(t_ids, tokenizer.target_unit)
     s_word = np.concatenate([[0], np.cumsum(s_ends)[:-1]]).astype(int).tolist() if s_ids else []
@@ -63,6 +69,24 @@ def make_example(tokenizer, source, target, source_limit=None):
         decision_rows=[*(i for i, end in enumerate(s_ends, len(start)) if end), len(start) + len(s_ids)],
         wait_ok=[True, *t_ends, True],
     )
+
+
+def add_data_dir(parser):
+    """Give an argument parser the option --data-dir, a Path."""
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("DUPLEX_DATA_DIR", "data"),
+        help="folder of the text (default: $DUPLEX_DATA_DIR or data)",
+    )
+
+
+def split_languages(languages):
+    """(source, target) of a pair such as "de-en"; ValueError for anything but two languages."""
+    source, _, target = languages.partition("-")
+    if not source or not target:
+        raise ValueError(f"languages {languages!r}: give source and target, such as de-en")
+    return source, target
 
 
 def read_lines(path):

@@ -9,8 +9,9 @@ from duplex_model.checkpoint import load_checkpoint
 
 
 def package(run, folder):
-    """Write FOLDER/duplex and FOLDER/lm (float16) from the run folder's models of the same names."""
-    for backbone in ("duplex", "lm"):
+    """Write FOLDER/duplex and FOLDER/lm (float16) from the run folder's models of the same names; a run without stage 1
+    has no `lm`."""
+    for backbone in ("duplex", "lm") if (Path(run) / "lm").is_dir() else ("duplex",):
         model, tokenizer = load_checkpoint(Path(run), backbone, dtype=torch.float16)
         model.save_pretrained(Path(folder) / backbone)
         tokenizer.save(Path(folder) / backbone)

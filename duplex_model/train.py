@@ -8,7 +8,6 @@ OUTPUT/lm and OUTPUT/duplex (model folders for the agents) and, beside each stag
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from duplex_model.backbone import check_sizes, load_config, load_lm, load_tokenizer
 from duplex_model.config import DuplexConfig
-from duplex_model.data import collate, load_examples, make_batches, read_lines, read_pairs
+from duplex_model.data import add_data_dir, collate, load_examples, make_batches, read_lines, read_pairs
 from duplex_model.model import DuplexModel
 from duplex_model.settings import check_keys, load_settings
 from duplex_model.tokenizer import Tokenizer, train_tokenizer
@@ -34,11 +33,7 @@ def parse_arguments(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="YAML file with the keys of duplex_model.training.settings.TrainSettings")
     parser.add_argument("--output", help="folder of the run (default: runs/NAME)")
-    parser.add_argument(
-        "--data-dir",
-        default=os.environ.get("DUPLEX_DATA_DIR", "data"),
-        help="folder of the parallel text (default: $DUPLEX_DATA_DIR or data)",
-    )
+    add_data_dir(parser)
     parser.add_argument("--stage", choices=("lm", "duplex"), help="only this stage (default: both)")
     return parser.parse_args(arguments)
 
@@ -65,8 +60,8 @@ def build_tokenizer(settings, data_dir, folder, may_train):
 def check_model(settings, where):
     """Raise ValueError for a key of `model` that is unknown or set elsewhere, or an anchor that does not fit."""
     own = {"anchor", "emit_hidden_size", *DuplexConfig.ABLATIONS}
-    elsewhere = {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", *DuplexConfig.STREAM_KEYS}
-    valid = own if settings.backbone else set(DuplexConfig().to_dict()) - elsewhere | own
+    elsewhere = {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"}
+    valid = own if settings.backbone else own | (set(DuplexConfig.BLOCK_KEYS) - elsewhere)
     check_keys(settings.model, sorted(valid), f"{where}: model")
     anchor = settings.model.get("anchor", DuplexConfig.anchor)
     if anchor != "oracle" and not (isinstance(anchor, int) and settings.data.max_tokens + 2 <= anchor):
@@ -136,7 +131,9 @@ def run_stage(accelerator, stage_class, settings, build, folder, examples, dev_e
     model = build()
     adapted = prepare(model, settings)
     stage = stage_class(model, stage_settings)
-    made_of = {"lora": settings.lora and asdict(settings.lora), "start_ids": model.config.start_ids}
+    text = {key: value for key, value in asdict(settings.data).items() if not key.startswith("dev")}
+    made_of = {"data": text, "lora": settings.lora and asdict(settings.lora), "start_ids": model.config.start_ids}
+    made_of |= {key: getattr(settings, key) for key in ("backbone", "model", "vocab_size")}
     run = Run(accelerator, stage, stage_settings, folder, settings.seed, **made_of)
     stream = BatchStream(examples, stage_settings.budget, stage.cost, settings.seed)
     batches = make_batches(dev_examples, stage_settings.budget, stage.cost, np.random.default_rng(0))
@@ -153,7 +150,7 @@ def main(arguments=None):
     args = parse_arguments(arguments)
     settings = load_settings(TrainSettings, args.config)
     check_model(settings, args.config)
-    data_dir, folder = Path(args.data_dir), Path(args.output or Path("runs") / settings.name)
+    data_dir, folder = args.data_dir, Path(args.output or Path("runs") / settings.name)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     # Without `cpu`, several processes on a machine without a GPU would not find each other and train apart.

@@ -6,25 +6,21 @@ Finished sentences are kept, so a killed run goes on where it was.
 """
 
 import argparse
-import json
-import os
-import platform
 import shutil
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
 from simuleval.data.dataloader import TextToTextDataloader
 
 from agents.duplex_agent import DuplexAgent
 from duplex_model.checkpoint import check_checkpoint, load_checkpoint
-from duplex_model.data import check_aligned, read_lines
+from duplex_model.data import add_data_dir, check_aligned, read_lines
 from duplex_model.engine import Engine
 from duplex_model.settings import load_settings
 from evaluation.degeneracy import degeneracy, same_output
 from evaluation.examples import example_of, write_examples
-from evaluation.logs import IDENTITY, LOG, TIMING, only_run
-from evaluation.measurement import write_json
+from evaluation.files import read_json, write_json
+from evaluation.logs import CIRCUMSTANCES, IDENTITY, LOG, TIMING, only_run
 from evaluation.metrics import read_records, score_computation_aware, score_log, score_timing
 from evaluation.report import comparison_text, example_text, load_points, write_report
 from evaluation.run import sweep
@@ -33,18 +29,12 @@ from evaluation.statistics import compare, points_of_logs
 from evaluation.tables import table
 from evaluation.testsets import test_files
 
-PACKAGES = ("torch", "transformers", "simuleval", "sacrebleu", "sentencepiece", "numpy")
-
 
 def parse_arguments(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m evaluation", description=__doc__)
     parser.add_argument("config", type=Path, help="YAML file with the keys of evaluation.settings.TestSettings")
     parser.add_argument("--output", type=Path, help="folder of the results (default: results/NAME)")
-    parser.add_argument(
-        "--data-dir",
-        default=os.environ.get("DUPLEX_DATA_DIR", "data"),
-        help="folder of the test sets (default: $DUPLEX_DATA_DIR or data)",
-    )
+    add_data_dir(parser)
     parser.add_argument("--limit", type=int, help="only the first LIMIT sentences")
     parser.add_argument("--jobs", type=int, default=1, help="tasks that run at once, each in a process of its own")
     parser.add_argument("--shards", type=int, default=1, help="parts of the test set that run apart and are joined")
@@ -74,23 +64,23 @@ def point_result(number, point, log, timing, identity, settings):
         },
         "degeneracy": degeneracy(log, timing, unit),
         "point": identity,
-        "versions": {name: version(name) for name in PACKAGES},
-        "device": f"cpu, {settings.threads} thread(s) a point, {platform.machine()}",
     }
 
 
 def write_points(settings, points, folders, limit, output):
-    """Score the finished points and write each into `output`/points."""
-    shutil.rmtree(output / "points", ignore_errors=True)
-    previous = None
+    """Score the finished points, then write each into `output`/points, in place of what was there."""
+    previous, results = None, {}
     for number, (point, folder) in enumerate(zip(points, folders, strict=True)):
         log, timing = (read_records(folder / name)[:limit] for name in (LOG, TIMING))
-        identity = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-        result = point_result(number, point, log, timing, identity, settings)
+        identity, how = (read_json(folder / name) for name in (IDENTITY, CIRCUMSTANCES))
+        result = {**point_result(number, point, log, timing, identity, settings), **how}
         if previous and previous[0] is point.system:
             result["degeneracy"]["same_as_previous"] = same_output(log, previous[1])
-        write_json(result, output / "points" / f"{point.folder_name}.json")
+        results[point.folder_name] = result
         previous = point.system, log
+    shutil.rmtree(output / "points", ignore_errors=True)
+    for name, result in results.items():
+        write_json(result, output / "points" / f"{name}.json")
 
 
 def compare_systems(settings, points, folders, limit):
@@ -170,6 +160,7 @@ def evaluate(args, settings, points, source, reference, output):
             "reference": str(reference),
             "latency_unit": settings.latency_unit,
             "threads": settings.threads,
+            "jobs": args.jobs,
         },
         jobs=args.jobs,
         cluster=args.cluster,

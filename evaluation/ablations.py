@@ -19,10 +19,10 @@ import yaml
 
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.config import DuplexConfig
-from duplex_model.data import load_examples, read_pairs
+from duplex_model.data import add_data_dir, load_examples, read_pairs
 from duplex_model.settings import from_mapping, load_settings
 from duplex_model.training.settings import TrainSettings
-from evaluation.measurement import write_json
+from evaluation.files import write_json
 from evaluation.tables import markdown_table
 from evaluation.teacher_forced import batches_of, measure, nats_at, reached, trained_prices
 
@@ -114,9 +114,12 @@ def table(results, areas):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m evaluation.ablations", description=__doc__)
     parser.add_argument("config", type=Path, help="YAML file with the keys of AblationSettings")
-    parser.add_argument("--data-dir", type=Path, default=os.environ.get("DUPLEX_DATA_DIR", "data"))
+    add_data_dir(parser)
     parser.add_argument("--runs", type=Path, help="folder of the trainings (default: runs/NAME)")
     parser.add_argument("--output", type=Path, help="folder of the results (default: results/NAME)")
+    parser.add_argument(
+        "--stage-1", type=Path, help="finished run of the base's stage 1, which is then not trained (default: none)"
+    )
     parser.add_argument("--processes", type=int, default=2, help="processes of a training")
     args = parser.parse_args(arguments)
     ablation = load_settings(AblationSettings, args.config)
@@ -125,7 +128,7 @@ def main(arguments=None):
     recipes = {name: merged(merged(recipe, ablation.base), changes) for name, changes in ablation.variants.items()}
     checked = {name: from_mapping(TrainSettings, values, f"{args.config}: {name}") for name, values in recipes.items()}
     runs, output = args.runs or Path("runs") / ablation.name, args.output or Path("results") / ablation.name
-    results, first = {}, None
+    results, first = {}, args.stage_1
     for name, values in recipes.items():
         folder = runs / name.replace(" ", "-")
         shares = first is not None and stage_1(values) == stage_1(next(iter(recipes.values())))

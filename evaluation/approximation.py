@@ -17,7 +17,8 @@ from duplex_model.engine import Engine, translate
 from duplex_model.exact import exact_forward
 from duplex_model.model import Block
 from duplex_model.policies import EmitHeadPolicy
-from evaluation.measurement import load_measured, measurement_parser, write_json
+from evaluation.files import write_json
+from evaluation.measurement import circumstances, load_measured, measurement_parser, most_tokens
 from evaluation.metrics import average_lagging
 
 
@@ -94,9 +95,13 @@ def main(arguments=None):
             f"{args.checkpoint} has the anchor 'oracle', the true source length, which a stream cannot know while it "
             "reads; give --checkpoint a model with a fixed anchor"
         )
-    pairs = [pair for pair in pairs if load_examples(tokenizer, [pair], model.config.anchor)]  # no empty or long ones
-    kl, cells = divergence(model, load_examples(tokenizer, pairs, model.config.anchor))
+    if tokenizer.target_unit != "word":
+        raise ValueError(f"{args.checkpoint} writes characters; the scores here are those of words")
+    longest = most_tokens(model.config, tokenizer)
+    pairs = [pair for pair in pairs if load_examples(tokenizer, [pair], longest)]  # no empty or long ones
+    kl, cells = divergence(model, load_examples(tokenizer, pairs, longest))
     result = {"prefix": args.prefix.name, "sentences": len(pairs), "kl_nats": kl, "cells": cells, "points": []}
+    result |= circumstances(args.checkpoint)
     engines = {"product": Engine(model, tokenizer), "exact": ExactEngine(model, tokenizer)}
     for lam in args.lam:
         scores = {name: free_run(engine, pairs, EmitHeadPolicy(lam)) for name, engine in engines.items()}

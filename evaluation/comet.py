@@ -6,15 +6,14 @@ JSON file; results.json and the report are made again. A new sweep writes its po
 """
 
 import argparse
-import json
 import subprocess
 from importlib.metadata import distributions
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
-from evaluation.logs import IDENTITY, LOG, only_run, sha256
-from evaluation.measurement import write_json
+from evaluation.files import read_json, sha256, write_json
+from evaluation.logs import IDENTITY, LOG, only_run
 from evaluation.metrics import half_width, read_records
 from evaluation.report import HASH_DIGITS, load_points, write_report
 from evaluation.tables import table
@@ -60,13 +59,13 @@ def logged_points(folder):
     load_points(folder)  # for its error
     found = []
     for path in sorted((folder / "points").glob("*.json")):
-        result, logs = json.loads(path.read_text(encoding="utf-8")), folder / "logs" / path.stem
+        result, logs = read_json(path), folder / "logs" / path.stem
         if not (logs / LOG).is_file():
             print(f"{path.stem}: its log is not there, so it is left as it is")
             continue
         count = result["scores"]["sentences"]
         records = read_records(logs / LOG)[:count]
-        if len(records) < count or json.loads((logs / IDENTITY).read_text(encoding="utf-8")) != result["point"]:
+        if len(records) < count or read_json(logs / IDENTITY) != result["point"]:
             raise ValueError(f"{logs} does not hold the run that {path} was made from; run the sweep to its end first")
         found.append((path, result, records))
     if not found:
@@ -92,7 +91,7 @@ def run_comet(environment, model, gpus, source, reference, outputs):
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ValueError(f"comet-score failed with the model {model!r}: {last}\n{BY_HAND}")
-        scored = json.loads((Path(scratch) / "scores.json").read_text(encoding="utf-8"))
+        scored = read_json(Path(scratch) / "scores.json")
     return [[segment["COMET"] for segment in scored[name]] for name in names]
 
 

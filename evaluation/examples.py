@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 
+from duplex_model.data import example_of_ids
 from duplex_model.layers import only_rows
 from duplex_model.path import optimal_path
 from duplex_model.tokenizer import EOS, SPACE
@@ -40,9 +41,8 @@ def example_grid(engine, line, policy):
     tokenizer, model = engine.tokenizer, engine.model
     source, target = list(stream.state.source_ids), [*stream.state.target_ids, tokenizer.eos_id]
     first = len(tokenizer.start_ids)
-    word_ends = tokenizer.word_ends(source[first:-1], tokenizer.source_unit)
-    rows = [*(row for row, ends in enumerate(word_ends, first) if ends), len(source) - 1]
-    wait_ok = [True, *tokenizer.word_ends(target[1:-1], tokenizer.target_unit), True]
+    words = example_of_ids(tokenizer, source[first:-1], target[1:-1])
+    rows, wait_ok = words.decision_rows, words.wait_ok
     source_ids, target_ids, indices = (torch.tensor([ids], device=model.device) for ids in (source, target, rows))
     block = model(source_ids, target_ids[:, :-1], keep=only_rows(indices))
     nats = -model.lm_logits(block.outputs)[0].float().log_softmax(-1)

@@ -1,17 +1,14 @@
 """The files of a point's log folder: complete lines, whose run it is, one writer at a time, shards joined."""
 
 import fcntl
-import hashlib
 import json
-import os
 from contextlib import contextmanager
-from functools import lru_cache
-from pathlib import Path
 
 from agents.base import LOG
 from duplex_model.checkpoint import checkpoint_files, checkpoint_folder
+from evaluation.files import read_json, replace_file, sha256, write_json
 
-TIMING, IDENTITY = "timing.jsonl", "point.json"
+TIMING, IDENTITY, CIRCUMSTANCES = "timing.jsonl", "point.json", "circumstances.json"
 
 
 @contextmanager
@@ -31,6 +28,7 @@ def merge(folder, tasks):
         return
     for name in (LOG, TIMING):
         replace_file(folder / name, b"".join((task.folder / name).read_bytes() for task in tasks))
+    replace_file(folder / CIRCUMSTANCES, (tasks[-1].folder / CIRCUMSTANCES).read_bytes())
 
 
 def whole_lines(path):
@@ -50,13 +48,6 @@ def _whole_lines(path):
 def keep_lines(path, count):
     """Cut `path` after its first `count` lines."""
     replace_file(path, b"".join(line for line, _ in zip(_whole_lines(path), range(count), strict=False)))
-
-
-def replace_file(path, data):
-    """Write `path` at once: no reader sees half of it."""
-    scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(data)
-    os.replace(scratch, path)
 
 
 def _is_json(line):
@@ -81,30 +72,16 @@ def identity(task):
     }
 
 
-def sha256(path):
-    """The SHA-256 of a file, in hexadecimal digits."""
-    return _sha256(Path(path), Path(path).stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _sha256(path, changed):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 24):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def claim(folder, wanted):
     """Mark `folder` as holding the run of the identity `wanted`; ValueError if it holds another's."""
     path = folder / IDENTITY
     wanted = json.loads(json.dumps(wanted))
     if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         differing = sorted(key for key in wanted if found.get(key) != wanted[key])
         if differing:
             raise ValueError(
                 f"{folder} holds a run with another {', '.join(differing)}; use --fresh (make: FRESH=1) to start over"
             )
     else:
-        replace_file(path, (json.dumps(wanted, indent=1) + "\n").encode())
+        write_json(wanted, path)

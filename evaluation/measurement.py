@@ -1,11 +1,15 @@
 """What the measurements on parallel text share: their options, what they load, the JSON that they write."""
 
 import argparse
-import json
+import math
+from importlib.metadata import version
 from pathlib import Path
 
-from duplex_model.checkpoint import load_checkpoint
+from duplex_model.checkpoint import checkpoint_files, checkpoint_folder, load_checkpoint
 from duplex_model.data import read_pairs
+from evaluation.files import sha256
+
+PACKAGES = ("torch", "transformers", "simuleval", "sacrebleu", "sentencepiece", "numpy")
 
 
 def measurement_parser(module, description, limit=None):
@@ -22,13 +26,23 @@ def measurement_parser(module, description, limit=None):
     return parser
 
 
+def versions():
+    """{package: version} of what a number may depend on."""
+    return {name: version(name) for name in PACKAGES}
+
+
+def circumstances(checkpoint=None, backbone="duplex"):
+    """What a measurement on a checkpoint was made with, ready for JSON: the files' SHA-256 and the versions."""
+    files = checkpoint_files(checkpoint_folder(checkpoint, backbone))
+    return {"checkpoint_sha256": {path.name: sha256(path) for path in files}, "versions": versions()}
+
+
 def load_measured(args):
     """(model, tokenizer, pairs of lines) of the parsed options."""
     model, tokenizer = load_checkpoint(args.checkpoint)
     return model, tokenizer, read_pairs(args.prefix, args.source_language, args.target_language)[: args.limit]
 
 
-def write_json(value, path):
-    """Write `value` as JSON, its folder too if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def most_tokens(config, tokenizer):
+    """The most source pieces that a stream of the model reads before it cuts the source."""
+    return math.inf if config.anchor == "oracle" else config.anchor - 1 - len(tokenizer.start_ids)

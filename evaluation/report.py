@@ -5,10 +5,10 @@ missing. Writes report.md, results.csv, frontier and first_word, and grid-LINE o
 """
 
 import argparse
-import json
 import re
 from pathlib import Path
 
+from evaluation.files import read_json
 from evaluation.grid_picture import draw_grid
 from evaluation.pictures import draw_quality
 from evaluation.tables import CLOCK, SIGNS, cells, columns_of, markdown_table, write_csv
@@ -25,7 +25,7 @@ lam; the path taken crosses the last word's row without a stop, because that wor
 
 def load_points(folder):
     """The points' results in the order of the run. Raises FileNotFoundError if there are none."""
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("points/*.json"))]
+    results = [read_json(path) for path in sorted(Path(folder).glob("points/*.json"))]
     if not results:
         raise FileNotFoundError(f"{folder}/points/ holds no JSON file; run `python -m evaluation CONFIG.yaml` first")
     return sorted(results, key=lambda result: result["number"])
@@ -213,7 +213,7 @@ def report_text(name, results, comparisons, examples):
 
 def read_optional(path):
     """The JSON value of the file, or an empty list if there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return read_json(path) if path.is_file() else []
 
 
 def write_report(folder):

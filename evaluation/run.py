@@ -6,6 +6,8 @@ Every finished sentence is on disk at once, and a killed run resumes after it.
 import json
 import multiprocessing
 import os
+import platform
+import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -20,10 +22,12 @@ from tqdm import tqdm
 
 from duplex_model.checkpoint import checkpoint_files, checkpoint_folder, load_checkpoint
 from duplex_model.engine import Engine
-from evaluation.logs import LOG, TIMING, claim, identity, keep_lines, merge, only_run, whole_lines
+from evaluation.files import write_json
+from evaluation.logs import CIRCUMSTANCES, LOG, TIMING, claim, identity, keep_lines, merge, only_run, whole_lines
+from evaluation.measurement import versions
 from evaluation.settings import Point, simuleval_arguments
 
-POLL_SECONDS = 0.5
+TERMINAL_SECONDS, FILE_SECONDS = 0.5, 30  # between updates of the progress bar
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Task:
     reference: str
     latency_unit: str
     threads: int
+    jobs: int  # tasks at a time
     folder: Path
     start: int
     end: int
@@ -87,6 +92,8 @@ def run_task(task):
             keep_lines(task.folder / name, done)
         if done >= task.end - task.start:
             return
+        device = f"cpu, {task.threads} thread(s) a point, {task.jobs} at a time, {platform.machine()}"
+        write_json({"versions": versions(), "device": device}, task.folder / CIRCUMSTANCES)
         torch.set_num_threads(task.threads)
         args = simuleval_arguments(
             task.point, task.source, task.reference, task.folder, task.latency_unit, task.start + done
@@ -175,7 +182,8 @@ def _end_with_parent():
 
 @contextmanager
 def progress(tasks):
-    """A progress bar over all sentences of all tasks, counted in their timing files, wherever they run."""
+    """A progress bar over all sentences of all tasks, counted in their timing files, wherever they run. Redirected to a
+    file it is written more seldom."""
     counts, finished = [LineCount(task.folder / TIMING) for task in tasks], threading.Event()
     bar = tqdm(total=sum(task.end - task.start for task in tasks), unit="sentence", smoothing=0.1)
     bar.update(sum(count() for count in counts))
@@ -187,8 +195,10 @@ def progress(tasks):
         bar.set_description(f"{full} of {len(tasks)} done", refresh=False)
         bar.update(sum(done) - bar.n)
 
+    seconds = TERMINAL_SECONDS if sys.stderr.isatty() else FILE_SECONDS
+
     def watch():
-        while not finished.wait(POLL_SECONDS):
+        while not finished.wait(seconds):
             show()
 
     watcher = threading.Thread(target=watch, daemon=True)

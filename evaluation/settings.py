@@ -10,6 +10,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 from simuleval import options as simuleval_options
 
+from duplex_model.settings import check_keys
 from evaluation.logs import TIMING
 from evaluation.metrics import LATENCIES
 from evaluation.testsets import language_defaults
@@ -142,11 +143,19 @@ class PointParser(ArgumentParser):
         raise ValueError(f"system {self.point.system.name!r}, point {self.point.label!r}: {message}")
 
 
+def agent_options(point):
+    """The options of the point's agent that a configuration may set, with underscores."""
+    parser = PointParser(point)
+    point.agent_class().add_args(parser)
+    return [action.dest for action in parser._actions if action.dest != "timing_file"]
+
+
 def simuleval_arguments(point, source, reference, folder, latency_unit, start_index=0):
     """The namespace that the `simuleval` command line would give the point's agent and evaluator.
 
-    Raises ValueError naming the point for an unknown option or a value of the wrong type.
+    Raises ValueError naming the point for an option that is not the agent's or a value of the wrong type.
     """
+    check_keys(point.agent_options, agent_options(point), f"system {point.system.name!r}, point {point.label!r}")
     parser = PointParser(point)
     simuleval_options.general_parser(parser=parser)
     simuleval_options.add_evaluator_args(parser)

@@ -1,8 +1,8 @@
 """Bootstrap over test sentences: quality of two systems at matched latency, and the area between their frontiers.
 
 A frontier is a system's points joined by straight lines in the plane of latency and BLEU. Both systems are resampled
-with the same sentences (paired bootstrap); a p-value is two-sided, by sacreBLEU's convention: the share of resampled
-differences that lie further from their mean than the observed difference from 0.
+with the same sentences (paired bootstrap); a p-value is two-sided: the share of resampled differences that lie at least
+as far from their mean, on either side, as the observed difference from 0. SacreBLEU counts one side only.
 """
 
 from typing import NamedTuple
@@ -117,7 +117,7 @@ def compare(system, baseline, at=(), samples=SAMPLES, seed=SEED):
 
 
 def _tested(gain, resampled):
-    further = np.abs(resampled - resampled.mean()) > abs(gain)
+    further = np.abs(resampled - resampled.mean()) >= abs(gain)
     return {
         "BLEU": gain,
         "interval": [float(bound) for bound in np.percentile(resampled, [2.5, 97.5])],

@@ -17,7 +17,8 @@ from transformers import DynamicCache
 from duplex_model.backbone import load_config, load_lm
 from duplex_model.model import DuplexModel
 from duplex_model.states import GridState
-from evaluation.measurement import write_json
+from evaluation.files import write_json
+from evaluation.measurement import versions
 
 
 def tensors(value):
@@ -105,7 +106,7 @@ def main(arguments=None):
     settings = {key: getattr(args, key) for key in ("rows", "columns", "repeats", "dtype", "device", "threads")}
     grid = DuplexModel.from_causal_lm(lm).eval()
     cost = step_cost(lm, grid, args.rows, args.columns, args.repeats)
-    result = {"backbone": Path(args.name).name, **settings, **cost}
+    result = {"backbone": Path(args.name).name, **settings, **cost, "versions": versions()}
     print(json.dumps(result))
     if args.output:
         write_json(result, args.output)

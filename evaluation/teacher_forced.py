@@ -11,7 +11,8 @@ import torch
 
 from duplex_model.data import collate, load_examples, make_batches
 from duplex_model.losses import DuplexLoss, grid_masks
-from evaluation.measurement import load_measured, measurement_parser, write_json
+from evaluation.files import write_json
+from evaluation.measurement import circumstances, load_measured, measurement_parser, most_tokens
 
 K = (*range(1, 13), 16, 24, 1000)  # the last: the whole source first
 LAM = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5)
@@ -118,7 +119,7 @@ def reached(curves):
 def main(arguments=None):
     args = parse_arguments(arguments)
     model, tokenizer, pairs = load_measured(args)
-    examples = load_examples(tokenizer, pairs, args.max_tokens)
+    examples = load_examples(tokenizer, pairs, min(args.max_tokens, most_tokens(model.config, tokenizer)))
     curves = measure(model, batches_of(examples), args.lam or trained_prices(model.config), args.theta)
     shares = reached(curves)
     print(f"{'policy':12}{'value':>10}{'nats/token':>12}{'area':>8}{'reached':>9}")
@@ -128,7 +129,7 @@ def main(arguments=None):
             print(f"{policy:12}{value:>10}{nats:>12.4f}{area:>8.4f}{'' if share is None else f'{share:.1%}':>9}")
     if args.output:
         result = {"prefix": args.prefix.name, "sentences": len(examples), "curves": curves, "reached": shares}
-        write_json(result, args.output)
+        write_json({**result, **circumstances(args.checkpoint)}, args.output)
 
 
 if __name__ == "__main__":

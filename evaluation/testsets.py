@@ -11,6 +11,8 @@ from pathlib import Path
 from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
+from duplex_model.data import split_languages
+
 UNSPACED = {"zh": "zh", "ja": "ja-mecab"}  # target languages without blanks: sacreBLEU's tokenizer
 MECAB = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}  # tokenizer: the module that it needs
 
@@ -23,9 +25,7 @@ def language_defaults(languages):
     """
     if languages is None:
         return "word", "13a", None
-    source, _, target = languages.partition("-")
-    if not source or not target:
-        raise ValueError(f"languages {languages!r}: give source and target, such as de-en")
+    _, target = split_languages(languages)
     unit, tokenizer = ("char", UNSPACED[target]) if target in UNSPACED else ("word", "13a")
     tokenizer = "ko-mecab" if target == "ko" else tokenizer
     module = MECAB.get(tokenizer)

@@ -43,6 +43,12 @@ def test_two_variants(tmp_path, monkeypatch, capsys):
     assert all(result["whole_source"] > 0 for result in results.values())
     lines = (tmp_path / "out" / "ablations.md").read_text().splitlines()
     assert len(lines) == 4 and lines[3].startswith("| fixed lam | ")
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("trained again"))
+    commands = []
+    monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
     main(arguments)
     assert "fixed lam" in capsys.readouterr().out
+    assert not commands
+    with pytest.raises(FileNotFoundError):  # nothing was trained, so there is nothing to measure
+        main([*arguments, "--runs", str(tmp_path / "again"), "--stage-1", str(tmp_path / "runs" / "base")])
+    assert [command[-2:] for command in commands] == [["--stage", "duplex"]]
+    assert (tmp_path / "again" / "base" / "lm" / "model.safetensors").read_bytes() == lm[0]

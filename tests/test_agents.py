@@ -1,7 +1,8 @@
 """The agents under the real `simuleval` command, with random weights (the packaged ones are tested apart)."""
 
 import json
-from argparse import ArgumentParser
+import shutil
+from argparse import ArgumentParser, Namespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from conftest import DEMO, demo_pairs, simuleval, write_files
 
 from agents.offline_agent import OfflineAgent
 from agents.oracle_agent import OracleAgent
+from agents.waitk_agent import WaitKAgent
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.engine import Engine, translate
 from duplex_model.oracle import OraclePath
@@ -33,6 +35,13 @@ AGENTS = [
     (["--agent", "agents/agreement_agent.py"], "lm", lambda *_: LocalAgreement()),
     (["--agent", "agents/oracle_agent.py", "--lam", "0.5"], "duplex", lambda *pair: OraclePath(0.5, *pair)),
 ]
+
+
+def agent_arguments(agent, **values):
+    """The agent's options as SimulEval parses them, some set to `values`."""
+    parser = ArgumentParser()
+    agent.add_args(parser)
+    return Namespace(**{**vars(parser.parse_args([])), **values})
 
 
 @pytest.mark.parametrize("options,backbone,policy_of", AGENTS)
@@ -69,10 +78,7 @@ def test_the_oracle_knows_its_line(tmp_path, checkpoint):
 
 def test_the_oracle_needs_a_reference(checkpoint):
     """SimulEval's `--target` is optional; the error says what is missing, before a model is loaded."""
-    parser = ArgumentParser()
-    OracleAgent.add_args(parser)
-    args = parser.parse_args(["--checkpoint", "nowhere"])
-    args.source, args.target = str(DEMO / "source.de"), None
+    args = agent_arguments(OracleAgent, checkpoint="nowhere", source=str(DEMO / "source.de"), target=None)
     with pytest.raises(ValueError, match="--target is missing: .* add --target FILE"):
         OracleAgent.from_args(args)
     args.target, args.checkpoint = str(DEMO / "reference.en"), str(checkpoint / "lm")
@@ -103,6 +109,27 @@ def test_a_target_without_spaces_is_written_character_by_character(tmp_path, che
     assert engine.tokenizer.joiner == ""
     words, _ = translate(engine, "Wir fahren morgen alle nach Berlin", WaitK(2))
     assert record["prediction"] == "".join(words).replace(" ", "")
+
+
+@pytest.mark.parametrize("unit,warned", [("word", True), ("char", False), ("spm", True)])
+def test_a_latency_unit_that_the_model_does_not_write_is_warned_of(unit, warned, tmp_path, checkpoint, caplog):
+    config = json.loads((checkpoint / "lm" / "config.json").read_text()) | {"target_unit": "char"}
+    for name in ("model.safetensors", "spm.model"):
+        (tmp_path / name).write_bytes((checkpoint / "lm" / name).read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    WaitKAgent.from_args(agent_arguments(WaitKAgent, checkpoint=str(tmp_path), eval_latency_unit=unit))
+    assert ("use --eval-latency-unit char" in caplog.text) == warned
+
+
+def test_the_timing_file_is_this_run_s(tmp_path, checkpoint):
+    timing, options = tmp_path / "timing.jsonl", {"checkpoint": str(checkpoint)}
+    timing.write_text("{}\n")
+    WaitKAgent.from_args(agent_arguments(WaitKAgent, timing_file=str(timing), continue_unfinished=True, **options))
+    assert timing.read_text() == "{}\n"
+    WaitKAgent.from_args(agent_arguments(WaitKAgent, timing_file=str(timing), **options))
+    assert timing.read_text() == ""
+    with pytest.raises(FileNotFoundError):
+        WaitKAgent.from_args(agent_arguments(WaitKAgent, timing_file=str(tmp_path / "none" / "timing"), **options))
 
 
 BAD_INPUT = [
@@ -209,12 +236,18 @@ def test_packaged_weights_are_16_bit_copies(tmp_path, checkpoint):
             assert torch.equal(packaged.state_dict()[name], parameter.half().float())
 
 
+def test_a_run_without_stage_1_is_packaged_and_named(tmp_path, checkpoint):
+    shutil.copytree(checkpoint / "duplex", tmp_path / "run" / "duplex")
+    package(tmp_path / "run", tmp_path / "packaged")
+    assert [path.name for path in (tmp_path / "packaged").iterdir()] == ["duplex"]
+    with pytest.raises(FileNotFoundError, match="no 'lm'; use --backbone duplex"):
+        load_checkpoint(tmp_path / "packaged", "lm")
+
+
 def test_to_changes_the_precision(tmp_path, checkpoint):
     write_files(tmp_path, ["Hallo Tom"])
-    parser = ArgumentParser()
-    OfflineAgent.add_args(parser)
-    args = parser.parse_args(["--checkpoint", str(checkpoint)])
-    args.source = args.target = str(tmp_path / "source.de")
+    source = str(tmp_path / "source.de")
+    args = agent_arguments(OfflineAgent, checkpoint=str(checkpoint), source=source, target=source)
     agent = OfflineAgent.from_args(args)
     agent.to("cpu", fp16=True)
     assert agent.engine.model.dtype == torch.float16 and agent.stream.state.model.dtype == torch.float16

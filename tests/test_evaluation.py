@@ -65,7 +65,9 @@ def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
     system = {"name": "a", "agent": "agents.waitk_agent.WaitKAgent"}
     refuse(ValueError, r"tiny.yaml: unknown key 'exampels'; did you mean 'examples'", exampels=[1])
     refuse(ValueError, r"unknown key 'swep'; did you mean 'sweep'", systems=[{**system, "swep": {"k": [1]}}])
-    refuse(ValueError, r"unrecognized arguments: --lam", systems=[{**system, "sweep": {"lam": [1]}}])
+    refuse(ValueError, r"point 'a lam=1': unknown key 'lam'", systems=[{**system, "sweep": {"lam": [1]}}])
+    for option in ("fp16", "start_index", "eval_latency_unit", "timing_file"):  # SimulEval's, or set by the sweep
+        refuse(ValueError, rf"unknown key '{option}'", systems=[{**system, "options": {option: 1}}])
     refuse(ValueError, r"cannot be imported", systems=[{**system, "agent": "agents.nowhere.Agent"}])
     refuse(ValueError, r"occurs twice", systems=[system, system])
     refuse(ValueError, r"latency_unit 'words'", latency_unit="words")

@@ -71,6 +71,28 @@ def test_main_stage_by_stage_equals_both_at_once(trained):
             assert torch.equal(staged[key], value), (name, key)
 
 
+@pytest.mark.parametrize(
+    "changes,named",
+    [
+        ({"model": {"input_cross_attention": False}}, "model"),
+        ({"data": {"max_tokens": 30}}, "data"),
+        ({"data": {"train": ["dev"]}}, "data"),
+    ],
+)
+def test_another_model_or_text_does_not_go_on_from_a_checkpoint(changes, named, trained, tmp_path):
+    """The tensors may have the same shapes, so nothing else would tell."""
+    write_config(tmp_path, **changes)
+    config, *_ = arguments(tmp_path)
+    with pytest.raises(ValueError, match=rf"checkpoint\.pt was made with another {named}"):
+        train.main([config, *arguments(trained)[1:]])
+
+
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path):
+    write_config(tmp_path, lm={"lr": 1e30, "warmup": 0})
+    with pytest.raises(ValueError, match="the dev loss is nan; use a smaller lr"):
+        train.main(arguments(tmp_path))
+
+
 def test_main_without_stage_one(trained):
     with pytest.raises(FileNotFoundError, match="run the stage lm first, or set duplex.from_scratch"):
         train.main(arguments(trained, "alone", "--stage", "duplex"))
@@ -92,6 +114,7 @@ def test_main_with_the_oracle_anchor(tmp_path):
         ({"lm": {"warm_up": 3}}, "warm_up", "warmup"),
         ({"duplex": {"lam_mim": 0.1}}, "lam_mim", "lam_min"),
         ({"model": {"hiden_size": 48}}, "hiden_size", "hidden_size"),
+        ({"model": {"attention_dropout": 0.1}}, "attention_dropout", "attention_bias"),  # a Llama key that does nothing
     ],
 )
 def test_a_mistyped_key_is_an_error(changes, key, near, tmp_path):
@@ -116,9 +139,12 @@ def test_a_missing_data_file_is_an_error(name, tmp_path):
         ({"lam_min": -0.1}, "lam_min"),
         ({"lam_min": 0.2, "lam_max": 0.1}, "lam_max"),
         ({"lam_lm": -0.1}, "lam_lm"),
+        ({"lam_draws": 0}, "lam_draws"),
+        ({"validate_every": 0}, "validate_every"),
+        ({"steps": -1}, "steps"),
     ],
 )
-def test_prices_of_latency_are_checked_before_anything_else(changes, named, tmp_path):
+def test_values_are_checked_before_anything_else(changes, named, tmp_path):
     write_config(tmp_path, duplex=changes)
     with pytest.raises(ValueError, match=rf"tiny\.yaml.*{named}"):
         train.main(arguments(tmp_path))

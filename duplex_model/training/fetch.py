@@ -9,6 +9,8 @@ import difflib
 import os
 from pathlib import Path
 
+from duplex_model.data import add_data_dir, split_languages
+
 
 def find_entry(dataset, languages):
     """(entry of mtdata's index, whether its sides are swapped) of a data set for a pair such as "de-en".
@@ -20,9 +22,7 @@ def find_entry(dataset, languages):
         from mtdata.iso.bcp47 import BCP47Tag, bcp47
     except ImportError as error:
         raise ValueError("training text needs mtdata: pip install 'duplex-simulmt[data]'") from error
-    source, _, target = languages.partition("-")
-    if not source or not target:
-        raise ValueError(f"languages {languages!r}: give source and target, such as de-en")
+    source, target = split_languages(languages)
     pair = bcp47(source), bcp47(target)  # ValueError for a code that is none
     entries = {str(entry.did): entry for entry in get_entries(langs=pair, fuzzy_match=True)}
     if dataset not in entries:
@@ -106,7 +106,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m duplex_model.training.fetch", description=__doc__)
     parser.add_argument("dataset", help="such as Statmt-europarl-10-deu-eng")
     parser.add_argument("languages", help="source and target, such as de-en: the files' endings")
-    parser.add_argument("--data-dir", type=Path, default=os.environ.get("DUPLEX_DATA_DIR", "data"))
+    add_data_dir(parser)
     args = parser.parse_args(arguments)
     try:
         files = fetch(args.dataset, args.languages, args.data_dir)

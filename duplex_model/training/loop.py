@@ -1,6 +1,7 @@
 """The loop that both stages share: batches, optimiser, schedule, validation, log, resumable checkpoints."""
 
 import json
+import math
 import os
 import time
 from dataclasses import asdict, replace
@@ -196,6 +197,10 @@ class Run:
         kept = self.raw_module if self.averaged is None else self.averaged.module
         scores = self._scores(kept, dev_batches)
         self._log({f"dev_{name}": value for name, value in scores.items()})
+        if not math.isfinite(scores["score"]):
+            raise ValueError(
+                f"step {self.step}: the dev loss is {scores['score']}; use a smaller lr or a longer warmup"
+            )
         if scores["score"] < self.best:
             self.best = scores["score"]
             self._write(trained_state(kept), "best.pt")

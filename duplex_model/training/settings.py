@@ -32,6 +32,11 @@ class StageSettings:
     log_every: int = 20  # steps
     checkpoint_minutes: float = 5.0
 
+    def __post_init__(self):
+        for key in ("steps", "budget", "lr", "validate_every", "log_every"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key} = {getattr(self, key)}: use a value greater than 0")
+
 
 @dataclass(frozen=True)
 class LmSettings(StageSettings):
@@ -50,6 +55,9 @@ class DuplexSettings(StageSettings):
     average: tuple[float, ...] = (0.0,)  # shares of the initial weights to average in; the best on dev is kept
 
     def __post_init__(self):
+        super().__post_init__()
+        if self.lam_draws < 1:
+            raise ValueError(f"lam_draws = {self.lam_draws}: without a drawn lam the EMIT head learns nothing")
         if not self.average or not all(0 <= share <= 1 for share in self.average):
             raise ValueError(f"average = {list(self.average)}: give at least one share between 0 and 1")
         if not 0 < self.lam_min <= self.lam_max or not self.lam_lm > 0:
@@ -83,10 +91,12 @@ class TrainSettings:
     lora: LoraSettings | None = None  # none: all weights are trained
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: less memory, a third more time
     seed: int = 1
-    precision: str = "no"  # no, bf16 or fp16 (mixed precision where the device has it)
+    precision: str = "no"  # or bf16: mixed precision
     threads: int = 0  # CPU threads; 0 leaves torch's choice
 
     def __post_init__(self):
+        if self.precision not in ("no", "bf16"):
+            raise ValueError(f"precision = {self.precision!r}: use no (in quotes) or bf16")
         if self.backbone is None:
             for key in ("lora", "prompt", "chat_template"):
                 if getattr(self, key):

@@ -7,7 +7,6 @@ The weights are random, so that a recipe with a backbone needs no more than its 
 
 import argparse
 import json
-import os
 import resource
 import tempfile
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from duplex_model.data import load_examples, read_pairs
+from duplex_model.data import add_data_dir, load_examples, read_pairs
 from duplex_model.losses import DuplexLoss, grid_masks
 from duplex_model.model import DuplexModel, cast_weights
 from duplex_model.settings import load_settings
@@ -104,12 +103,12 @@ def measure(accelerator, stage, stream, steps):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m duplex_model.training.throughput", description=__doc__)
     parser.add_argument("config", help="training recipe")
-    parser.add_argument("--data-dir", default=os.environ.get("DUPLEX_DATA_DIR", "data"), help="folder of the text")
+    add_data_dir(parser)
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args(arguments)
     settings = load_settings(TrainSettings, args.config)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
-    data, data_dir = settings.data, Path(args.data_dir)
+    data, data_dir = settings.data, args.data_dir
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = build_tokenizer(settings, data_dir, Path(folder), may_train=True)
     pairs = read_pairs(data_dir / data.train[0], data.source, data.target)[:PAIRS]
