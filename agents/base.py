@@ -33,25 +33,19 @@ class StreamAgent(TextToTextAgent):
         _, limits = self.check(args)
         source, target = (getattr(args, name, None) for name in ("source", "target"))
         check_aligned(source, target)
+        self.timing = Timing(args.timing_file, first_index(args), getattr(args, "continue_unfinished", False))
         if engine is None:
             engine = Engine(*load_checkpoint(args.checkpoint, self.backbone_of(args)), limits)
         self.engine = engine
-        self.timing = Timing(args.timing_file, first_index(args), getattr(args, "continue_unfinished", False))
-        self._warn_of_units(args)
+        self._warn_of_unit(args)
         self.reject_long = args.reject_long
         super().__init__(args)
 
-    def _warn_of_units(self, args):
-        tokenizer, unit = self.engine.tokenizer, getattr(args, "eval_latency_unit", "word")
-        if unit not in ("char", tokenizer.target_unit):
+    def _warn_of_unit(self, args):
+        written, unit = self.engine.tokenizer.target_unit, getattr(args, "eval_latency_unit", "word")
+        if unit not in ("char", written):
             logger.warning(
-                f"the model writes {tokenizer.target_unit}s, but latency is counted by {unit}: use --eval-latency-unit "
-                f"{tokenizer.target_unit}"
-            )
-        if tokenizer.source_unit == "char":
-            logger.warning(
-                "SimulEval cuts the source at its blanks: put one between its characters, in the training text too, or "
-                "each stretch without blanks is read at once"
+                f"the model writes {written}s, but latency is counted by {unit}: use --eval-latency-unit {written}"
             )
 
     @classmethod
@@ -85,7 +79,7 @@ class StreamAgent(TextToTextAgent):
         )
         parser.add_argument(
             "--timing-file",
-            help="append one JSON line a sentence: index, words_read and ms as each word is returned, calls "
+            help="write one JSON line a sentence: index, words_read and ms as each word is returned, calls "
             "([words read, words returned, ms of computing] of each policy call), first_token_ms, total_ms, steps "
             "(model calls), cut (the output reached its limit)",
         )
@@ -153,10 +147,12 @@ class BaselineAgent(StreamAgent):
 class Timing:
     """Wall-clock times of a sentence, in ms from its first pushed word; one JSON line each at its end."""
 
-    def __init__(self, path, index, append):
-        self.path, self.index = path and Path(path), index
+    def __init__(self, path, index, continued):
+        """continued: lines of sentences before `index` stay in the file; else it begins anew with the first line."""
+        self.path, self.index, self.first = path and Path(path), index, index if continued else 0
+        self.begun = False
         if self.path:
-            open(self.path, "a" if append else "w").close()  # an error for a missing folder comes at once
+            open(self.path, "a").close()  # a missing folder is an error before a model is loaded
         self.open()
 
     def open(self):
@@ -191,9 +187,17 @@ class Timing:
                 "steps": steps,
                 "cut": cut,
             }
+            if not self.begun:
+                self._begin()
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         self.index += 1
+
+    def _begin(self):
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.first else []
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["index"] < self.first]
+        self.path.write_text("".join(kept), encoding="utf-8")
+        self.begun = True
 
 
 def first_index(args):

@@ -28,9 +28,12 @@ def checkpoint_folder(folder=None, backbone="duplex"):
 def check_checkpoint(folder=None, backbone="duplex"):
     """The model folder, after a look at its files and its config's model type; raises as `load_checkpoint` does."""
     folder = checkpoint_folder(folder, backbone)
-    other = {"lm": "duplex", "duplex": "lm"}[backbone]
-    if (folder / other).is_dir():
-        raise FileNotFoundError(f"{folder} holds the model {other!r} but no {backbone!r}; use --backbone {other}")
+    other, remedy = {
+        "lm": ("duplex", "use --backbone duplex"),
+        "duplex": ("lm", "train the stage duplex, or use an agent of the causal LM"),
+    }[backbone]
+    if (folder / other / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds the model {other!r} but no {backbone!r}; {remedy}")
     for names in FILES:
         if not any((folder / name).is_file() for name in names):
             holds = ", ".join(" or ".join(names) for names in FILES)

@@ -62,6 +62,11 @@ class DuplexConfig(LlamaConfig):
             raise ValueError("no causal LM has both qkv_bias and qk_norm; set one of the two")
         return _LM_CONFIGS[self.qkv_bias, self.qk_norm]
 
+    @property
+    def keys_without_effect(self):
+        """The keys of BLOCK_KEYS that the block of this family does not have."""
+        return set(_OPTIONAL["llama"]) - set(_OPTIONAL.get(self.lm_config_class.model_type, ()))
+
     def lm_config(self):
         """The configuration of the causal LM with the same backbone."""
         names = [*_SHARED, *_OPTIONAL.get(self.lm_config_class.model_type, ()), *self.LM_KEYS]

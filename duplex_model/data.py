@@ -1,6 +1,5 @@
 """Parallel text to padded batches with the word structure that path, losses and wait-k masks need."""
 
-import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -69,24 +68,6 @@ def example_of_ids(tokenizer, s_ids, t_ids):
         decision_rows=[*(i for i, end in enumerate(s_ends, len(start)) if end), len(start) + len(s_ids)],
         wait_ok=[True, *t_ends, True],
     )
-
-
-def add_data_dir(parser):
-    """Give an argument parser the option --data-dir, a Path."""
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=os.environ.get("DUPLEX_DATA_DIR", "data"),
-        help="folder of the text (default: $DUPLEX_DATA_DIR or data)",
-    )
-
-
-def split_languages(languages):
-    """(source, target) of a pair such as "de-en"; ValueError for anything but two languages."""
-    source, _, target = languages.partition("-")
-    if not source or not target:
-        raise ValueError(f"languages {languages!r}: give source and target, such as de-en")
-    return source, target
 
 
 def read_lines(path):

@@ -1,7 +1,9 @@
-"""Read a frozen dataclass from a YAML file; a key that the dataclass does not have is an error that names it."""
+"""Read a frozen dataclass from a YAML file, a key that it does not have being an error that names it; what several
+command lines share."""
 
 import dataclasses
 import difflib
+import os
 import types
 import typing
 from pathlib import Path
@@ -83,3 +85,21 @@ def _scalar(hint, value, where):
         return value
     remedy = "; put an unquoted yes, no, on or off in quotes" if hint is str and isinstance(value, bool) else ""
     raise ValueError(f"{where}: expected {hint.__name__}, got {value!r}{remedy}")
+
+
+def add_data_dir(parser):
+    """Give an argument parser the option --data-dir, a Path."""
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("DUPLEX_DATA_DIR", "data"),
+        help="folder of the text (default: $DUPLEX_DATA_DIR or data)",
+    )
+
+
+def split_languages(languages):
+    """(source, target) of a pair such as "de-en"; ValueError for anything but two languages."""
+    source, _, target = languages.partition("-")
+    if not source or not target:
+        raise ValueError(f"languages {languages!r}: give source and target, such as de-en")
+    return source, target

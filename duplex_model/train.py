@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from duplex_model.backbone import check_sizes, load_config, load_lm, load_tokenizer
 from duplex_model.config import DuplexConfig
-from duplex_model.data import add_data_dir, collate, load_examples, make_batches, read_lines, read_pairs
+from duplex_model.data import collate, load_examples, make_batches, read_lines, read_pairs
 from duplex_model.model import DuplexModel
-from duplex_model.settings import check_keys, load_settings
+from duplex_model.settings import add_data_dir, check_keys, load_settings
 from duplex_model.tokenizer import Tokenizer, train_tokenizer
 from duplex_model.training.average import average_with_initial, trunk_of
 from duplex_model.training.loop import BatchStream, Run, load_trained
@@ -61,7 +61,8 @@ def check_model(settings, where):
     """Raise ValueError for a key of `model` that is unknown or set elsewhere, or an anchor that does not fit."""
     own = {"anchor", "emit_hidden_size", *DuplexConfig.ABLATIONS}
     elsewhere = {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"}
-    valid = own if settings.backbone else own | (set(DuplexConfig.BLOCK_KEYS) - elsewhere)
+    family = DuplexConfig(**{key: settings.model.get(key, False) for key in ("qkv_bias", "qk_norm")})
+    valid = own if settings.backbone else own | set(DuplexConfig.BLOCK_KEYS) - elsewhere - family.keys_without_effect
     check_keys(settings.model, sorted(valid), f"{where}: model")
     anchor = settings.model.get("anchor", DuplexConfig.anchor)
     if anchor != "oracle" and not (isinstance(anchor, int) and settings.data.max_tokens + 2 <= anchor):
@@ -109,6 +110,11 @@ def initial_grid(settings, config, lm_folder):
         lm = initial_lm(settings, config)
     elif (lm_folder / "config.json").is_file():
         lm = AutoModelForCausalLM.from_pretrained(lm_folder, dtype=getattr(torch, settings.backbone_dtype))
+        known = {key for key in DuplexConfig.BLOCK_KEYS if hasattr(lm.config, key)}
+        known -= {"tie_word_embeddings"}  # merged adapters untie them
+        other = sorted(key for key in known if getattr(lm.config, key) != getattr(config, key))
+        if other:
+            raise ValueError(f"{lm_folder}: stage 1 was trained with another {', '.join(other)}; train it anew")
     else:
         raise FileNotFoundError(f"{lm_folder}: no stage-1 model; run the stage lm first, or set duplex.from_scratch")
     stream = {key: getattr(config, key) for key in DuplexConfig.STREAM_KEYS}
@@ -132,8 +138,9 @@ def run_stage(accelerator, stage_class, settings, build, folder, examples, dev_e
     adapted = prepare(model, settings)
     stage = stage_class(model, stage_settings)
     text = {key: value for key, value in asdict(settings.data).items() if not key.startswith("dev")}
-    made_of = {"data": text, "lora": settings.lora and asdict(settings.lora), "start_ids": model.config.start_ids}
-    made_of |= {key: getattr(settings, key) for key in ("backbone", "model", "vocab_size")}
+    keys = [key for key in (*DuplexConfig.BLOCK_KEYS, *DuplexConfig.STREAM_KEYS) if hasattr(model.config, key)]
+    made_of = {"data": text, "lora": settings.lora and asdict(settings.lora)}
+    made_of |= {key: getattr(model.config, key) for key in keys}
     run = Run(accelerator, stage, stage_settings, folder, settings.seed, **made_of)
     stream = BatchStream(examples, stage_settings.budget, stage.cost, settings.seed)
     batches = make_batches(dev_examples, stage_settings.budget, stage.cost, np.random.default_rng(0))

@@ -1,7 +1,8 @@
 """`python -m evaluation CONFIG.yaml`: run every point of a test configuration, then print the table.
 
-Writes below OUTPUT: logs/POINT (SimulEval's log, the agent's timing), points/POINT.json (scores, settings, versions),
-results.json, comparisons.json, examples.json (the examples' grids), and from these alone what evaluation.report makes.
+Writes below OUTPUT: logs/POINT (SimulEval's log, the agent's timing, what both depend on), points/POINT.json (scores,
+settings, versions), results.json, comparisons.json, examples.json (the examples' grids), and from these alone what
+evaluation.report makes.
 Finished sentences are kept, so a killed run goes on where it was.
 """
 
@@ -14,9 +15,9 @@ from simuleval.data.dataloader import TextToTextDataloader
 
 from agents.duplex_agent import DuplexAgent
 from duplex_model.checkpoint import check_checkpoint, load_checkpoint
-from duplex_model.data import add_data_dir, check_aligned, read_lines
+from duplex_model.data import check_aligned, read_lines
 from duplex_model.engine import Engine
-from duplex_model.settings import load_settings
+from duplex_model.settings import add_data_dir, load_settings
 from evaluation.degeneracy import degeneracy, same_output
 from evaluation.examples import example_of, write_examples
 from evaluation.files import read_json, write_json
@@ -160,7 +161,7 @@ def evaluate(args, settings, points, source, reference, output):
             "reference": str(reference),
             "latency_unit": settings.latency_unit,
             "threads": settings.threads,
-            "jobs": args.jobs,
+            "jobs": None if args.cluster else args.jobs,
         },
         jobs=args.jobs,
         cluster=args.cluster,

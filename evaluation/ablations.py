@@ -19,8 +19,8 @@ import yaml
 
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.config import DuplexConfig
-from duplex_model.data import add_data_dir, load_examples, read_pairs
-from duplex_model.settings import from_mapping, load_settings
+from duplex_model.data import load_examples, read_pairs
+from duplex_model.settings import add_data_dir, from_mapping, load_settings
 from duplex_model.training.settings import TrainSettings
 from evaluation.files import write_json
 from evaluation.tables import markdown_table

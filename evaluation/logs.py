@@ -26,9 +26,9 @@ def merge(folder, tasks):
     """Join the logs of a point's finished shards in `folder`, as one run over all sentences would have written them."""
     if [task.folder for task in tasks] == [folder]:
         return
+    replace_file(folder / CIRCUMSTANCES, (tasks[-1].folder / CIRCUMSTANCES).read_bytes())
     for name in (LOG, TIMING):
         replace_file(folder / name, b"".join((task.folder / name).read_bytes() for task in tasks))
-    replace_file(folder / CIRCUMSTANCES, (tasks[-1].folder / CIRCUMSTANCES).read_bytes())
 
 
 def whole_lines(path):

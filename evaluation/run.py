@@ -39,7 +39,7 @@ class Task:
     reference: str
     latency_unit: str
     threads: int
-    jobs: int  # tasks at a time
+    jobs: int | None  # tasks at a time on this machine; None on a cluster
     folder: Path
     start: int
     end: int
@@ -91,8 +91,11 @@ def run_task(task):
         for name in (LOG, TIMING):
             keep_lines(task.folder / name, done)
         if done >= task.end - task.start:
+            if not (task.folder / CIRCUMSTANCES).is_file():
+                raise ValueError(f"{task.folder} is of an earlier version; use --fresh (make: FRESH=1) to start over")
             return
-        device = f"cpu, {task.threads} thread(s) a point, {task.jobs} at a time, {platform.machine()}"
+        at_a_time = f", {task.jobs} at a time" if task.jobs else ""
+        device = f"cpu, {task.threads} thread(s) a point{at_a_time}, {platform.machine()}"
         write_json({"versions": versions(), "device": device}, task.folder / CIRCUMSTANCES)
         torch.set_num_threads(task.threads)
         args = simuleval_arguments(

@@ -147,7 +147,7 @@ def agent_options(point):
     """The options of the point's agent that a configuration may set, with underscores."""
     parser = PointParser(point)
     point.agent_class().add_args(parser)
-    return [action.dest for action in parser._actions if action.dest != "timing_file"]
+    return [name for name in vars(parser.parse_args([])) if name != "timing_file"]
 
 
 def simuleval_arguments(point, source, reference, folder, latency_unit, start_index=0):

@@ -11,7 +11,7 @@ from pathlib import Path
 from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
-from duplex_model.data import split_languages
+from duplex_model.settings import split_languages
 
 UNSPACED = {"zh": "zh", "ja": "ja-mecab"}  # target languages without blanks: sacreBLEU's tokenizer
 MECAB = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}  # tokenizer: the module that it needs

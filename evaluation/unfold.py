@@ -13,8 +13,8 @@ class Watched:
     seen: dict = field(default_factory=dict)
 
     def emits(self, stream):
-        self.seen[stream.words_written] = probability = stream.emit_probability(self.policy.lam)
-        return probability > self.policy.theta
+        self.seen[stream.words_written] = stream.emit_probability(self.policy.lam)
+        return self.policy.emits(stream)
 
 
 def unfold(engine, line, policy):

@@ -122,14 +122,23 @@ def test_a_latency_unit_that_the_model_does_not_write_is_warned_of(unit, warned,
 
 
 def test_the_timing_file_is_this_run_s(tmp_path, checkpoint):
-    timing, options = tmp_path / "timing.jsonl", {"checkpoint": str(checkpoint)}
-    timing.write_text("{}\n")
-    WaitKAgent.from_args(agent_arguments(WaitKAgent, timing_file=str(timing), continue_unfinished=True, **options))
-    assert timing.read_text() == "{}\n"
-    WaitKAgent.from_args(agent_arguments(WaitKAgent, timing_file=str(timing), **options))
-    assert timing.read_text() == ""
-    with pytest.raises(FileNotFoundError):
-        WaitKAgent.from_args(agent_arguments(WaitKAgent, timing_file=str(tmp_path / "none" / "timing"), **options))
+    """It begins anew with the first sentence, or goes on after the lines of the sentences before."""
+    write_files(tmp_path, *zip(*demo_pairs()[:3], strict=True))
+    timing = tmp_path / "timing.jsonl"
+    options = ("--agent", "agents/waitk_agent.py", "--checkpoint", checkpoint, "--timing-file", timing)
+
+    def indices():
+        return [json.loads(line)["index"] for line in timing.read_text().splitlines()]
+
+    for _ in range(2):
+        simuleval(tmp_path, *options, "--no-scoring", "--end-index", "2")
+        assert indices() == [0, 1]
+    timing.write_text(timing.read_text() + '{"index": 2}\n{"ind')  # a kill between this file and SimulEval's log
+    simuleval(tmp_path, *options, "--continue-unfinished")
+    assert indices() == [0, 1, 2]
+    with pytest.raises(FileNotFoundError):  # before the checkpoint is looked for
+        lost = str(tmp_path / "none" / "timing")
+        WaitKAgent.from_args(agent_arguments(WaitKAgent, timing_file=lost, checkpoint="nowhere"))
 
 
 BAD_INPUT = [
@@ -242,6 +251,9 @@ def test_a_run_without_stage_1_is_packaged_and_named(tmp_path, checkpoint):
     assert [path.name for path in (tmp_path / "packaged").iterdir()] == ["duplex"]
     with pytest.raises(FileNotFoundError, match="no 'lm'; use --backbone duplex"):
         load_checkpoint(tmp_path / "packaged", "lm")
+    shutil.copytree(checkpoint / "lm", tmp_path / "unfinished" / "lm")
+    with pytest.raises(FileNotFoundError, match="no 'duplex'; train the stage duplex"):
+        load_checkpoint(tmp_path / "unfinished")
 
 
 def test_to_changes_the_precision(tmp_path, checkpoint):

@@ -31,6 +31,13 @@ def test_a_sweep_writes_table_picture_and_numbers(tmp_path, checkpoint, capsys):
         assert result["scores"]["sentences"] == 4 and result["scores"]["step_ms"] > 0
         assert result["versions"]["simuleval"] == "1.1.4" and len(result["point"]["checkpoint_sha256"]) == 3
         assert "tok:13a" in result["scores"]["BLEU_signature"]
+    for path in (tmp_path / "out" / "logs").glob("*/circumstances.json"):  # of the run, not of the scoring
+        path.write_text(json.dumps({**json.loads(path.read_text()), "device": "another"}))
+    main([str(tmp_path / "tiny.yaml"), "--output", str(tmp_path / "out")])
+    assert {r["device"] for r in json.loads((tmp_path / "out" / "results.json").read_text())} == {"another"}
+    path.unlink()
+    with pytest.raises(ValueError, match="earlier version; use --fresh"):
+        main([str(tmp_path / "tiny.yaml"), "--output", str(tmp_path / "out")])
 
 
 def test_examples_must_be_there(tmp_path, checkpoint):

@@ -74,7 +74,7 @@ def test_main_stage_by_stage_equals_both_at_once(trained):
 @pytest.mark.parametrize(
     "changes,named",
     [
-        ({"model": {"input_cross_attention": False}}, "model"),
+        ({"model": {"anchor": 256}}, "anchor"),
         ({"data": {"max_tokens": 30}}, "data"),
         ({"data": {"train": ["dev"]}}, "data"),
     ],
@@ -87,9 +87,20 @@ def test_another_model_or_text_does_not_go_on_from_a_checkpoint(changes, named, 
         train.main([config, *arguments(trained)[1:]])
 
 
+def test_another_grid_does_not_go_on_from_a_checkpoint_or_stage_1(trained, tmp_path):
+    """What stage 1 does not depend on may differ there; its sizes may not."""
+    write_config(tmp_path, model={"input_cross_attention": False})
+    config, *_ = arguments(tmp_path)
+    with pytest.raises(ValueError, match=r"stage-duplex/checkpoint\.pt was made with another input_cross_attention"):
+        train.main([config, *arguments(trained)[1:]])
+    write_config(tmp_path, model={"intermediate_size": 32})
+    with pytest.raises(ValueError, match="stage 1 was trained with another intermediate_size"):
+        train.main([config, *arguments(trained)[1:], "--stage", "duplex"])
+
+
 def test_a_loss_that_is_no_number_ends_the_training(tmp_path):
     write_config(tmp_path, lm={"lr": 1e30, "warmup": 0})
-    with pytest.raises(ValueError, match="the dev loss is nan; use a smaller lr"):
+    with pytest.raises(ValueError, match="the dev loss is nan; begin in another output folder with a lower lr"):
         train.main(arguments(tmp_path))
 
 
@@ -115,6 +126,7 @@ def test_main_with_the_oracle_anchor(tmp_path):
         ({"duplex": {"lam_mim": 0.1}}, "lam_mim", "lam_min"),
         ({"model": {"hiden_size": 48}}, "hiden_size", "hidden_size"),
         ({"model": {"attention_dropout": 0.1}}, "attention_dropout", "attention_bias"),  # a Llama key that does nothing
+        ({"model": {"qkv_bias": True, "mlp_bias": True}}, "mlp_bias", "qkv_bias"),
     ],
 )
 def test_a_mistyped_key_is_an_error(changes, key, near, tmp_path):
@@ -149,6 +161,12 @@ def test_values_are_checked_before_anything_else(changes, named, tmp_path):
     with pytest.raises(ValueError, match=rf"tiny\.yaml.*{named}"):
         train.main(arguments(tmp_path))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_block_that_no_causal_lm_has(tmp_path):
+    write_config(tmp_path, model={"qkv_bias": True, "qk_norm": True})
+    with pytest.raises(ValueError, match="both qkv_bias and qk_norm"):
+        train.main(arguments(tmp_path))
 
 
 def test_a_dev_set_without_a_usable_pair_is_an_error(tmp_path):

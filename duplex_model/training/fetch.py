@@ -9,7 +9,7 @@ import difflib
 import os
 from pathlib import Path
 
-from duplex_model.data import add_data_dir, split_languages
+from duplex_model.settings import add_data_dir, split_languages
 
 
 def find_entry(dataset, languages):

@@ -199,7 +199,8 @@ class Run:
         self._log({f"dev_{name}": value for name, value in scores.items()})
         if not math.isfinite(scores["score"]):
             raise ValueError(
-                f"step {self.step}: the dev loss is {scores['score']}; use a smaller lr or a longer warmup"
+                f"step {self.step}: the dev loss is {scores['score']}; begin in another output folder with a lower lr "
+                "or a longer warmup"
             )
         if scores["score"] < self.best:
             self.best = scores["score"]

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from duplex_model.data import add_data_dir, load_examples, read_pairs
+from duplex_model.data import load_examples, read_pairs
 from duplex_model.losses import DuplexLoss, grid_masks
 from duplex_model.model import DuplexModel, cast_weights
-from duplex_model.settings import load_settings
+from duplex_model.settings import add_data_dir, load_settings
 from duplex_model.train import build_config, build_tokenizer, prepare
 from duplex_model.training.loop import BatchStream, backward
 from duplex_model.training.settings import TrainSettings
