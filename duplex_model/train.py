@@ -176,7 +176,7 @@ def main(arguments=None):
         return run_stage(accelerator, stage_class, settings, build, place, examples, dev_examples)
 
     if args.stage != "duplex" and settings.lm is not None:
-        lm, adapted, _, _ = run_from(LmStage, lambda: initial_lm(settings, config))
+        lm, adapted = run_from(LmStage, lambda: initial_lm(settings, config))[:2]
         save(accelerator, lm, adapted, tokenizer, folder, "lm")
         del lm, adapted
         accelerator.free_memory()
