@@ -22,8 +22,8 @@ test-pretrained: $(READY)  ## the tests over SmolLM2-135M, about 90 MB and half 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-train: $(READY)  ## CONFIG=duplex_model/recipes/NAME.yaml DATA=folder
-	$(BIN)/python -m duplex_model.train $(CONFIG) --data-dir $(DATA)
+train: $(READY)  ## CONFIG=duplex_model/recipes/NAME.yaml DATA=folder; PROCESSES=n train together, each with the recipe's budget
+	$(BIN)/python $(if $(PROCESSES),-m torch.distributed.run --standalone --nproc-per-node $(PROCESSES)) -m duplex_model.train $(CONFIG) --data-dir $(DATA)
 
 sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder; JOBS=n tasks at once, SHARDS=n parts of the test set, CLUSTER=slurm
 	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA) --jobs $(JOBS) $(if $(SHARDS),--shards $(SHARDS)) $(if $(CLUSTER),--cluster $(CLUSTER)) $(if $(FRESH),--fresh)

@@ -18,6 +18,7 @@ from duplex_model.checkpoint import check_checkpoint, load_checkpoint
 from duplex_model.data import check_aligned, read_lines
 from duplex_model.engine import Engine
 from duplex_model.settings import add_data_dir, load_settings
+from evaluation.comet import ENVIRONMENT, add_comet, checked_model, package_version
 from evaluation.degeneracy import degeneracy, same_output
 from evaluation.examples import example_of, write_examples
 from evaluation.files import read_json, write_json
@@ -57,6 +58,7 @@ def point_result(number, point, log, timing, identity, settings):
         "number": number,
         "system": point.system.name,
         "values": point.values,
+        "metrics": settings.metrics,
         "scores": {
             **score_log(log, unit, settings.tokenize),
             **score_timing(timing),
@@ -108,6 +110,9 @@ def check_points(settings, points, source, reference, output):
         agent = point.agent_class()
         agent.check(args)
         check_checkpoint(args.checkpoint, agent.backbone_of(args))
+    if "COMET" in settings.metrics:
+        checked_model(settings.comet_model)
+        package_version(ENVIRONMENT)
     lines = read_lines(source)
     for number in settings.examples:
         if not 1 <= number <= len(lines) or not lines[number - 1].strip():
@@ -169,6 +174,8 @@ def evaluate(args, settings, points, source, reference, output):
         scratch=output / "cluster",
     )
     write_points(settings, points, folders, args.limit, output)
+    if "COMET" in settings.metrics:
+        add_comet(output, settings.comet_model)
     results = load_points(output)
     write_json(results, output / "results.json")
     comparisons = compare_systems(settings, points, folders, args.limit)

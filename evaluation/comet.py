@@ -2,7 +2,8 @@
 
 COMET's package cannot be installed beside SimulEval, so its `comet-score` runs in an environment of its own. Every
 point whose logs are there gets COMET, COMET_half_width and COMET_signature (model and version) among the scores of its
-JSON file; results.json and the report are made again. A new sweep writes its points without them.
+JSON file; results.json and the report are made again. A sweep whose configuration has COMET among its `metrics` scores
+them at its end; any other writes its points without them.
 """
 
 import argparse
@@ -16,9 +17,9 @@ from evaluation.files import read_json, sha256, write_json
 from evaluation.logs import IDENTITY, LOG, only_run
 from evaluation.metrics import half_width, read_records
 from evaluation.report import HASH_DIGITS, load_points, write_report
+from evaluation.settings import COMET_MODEL
 from evaluation.tables import table
 
-MODEL = "Unbabel/wmt22-comet-da"
 ENVIRONMENT = Path(".venv-comet")
 PACKAGE = "unbabel-comet"
 BY_HAND = (
@@ -95,11 +96,10 @@ def run_comet(environment, model, gpus, source, reference, outputs):
     return [[segment["COMET"] for segment in scored[name]] for name in names]
 
 
-def write_comet(folder, model=MODEL, environment=ENVIRONMENT, gpus=0):
-    """Score the points of a results folder, write the scores into their JSON files and make the report again.
+def add_comet(folder, model=COMET_MODEL, environment=ENVIRONMENT, gpus=0):
+    """Score the points of a results folder and write the scores into their JSON files.
 
-    Returns the results of all points. Raises FileNotFoundError or ValueError naming what is missing; nothing is written
-    then.
+    Raises FileNotFoundError or ValueError naming what is missing; nothing is written then.
     """
     points = logged_points(folder)
     given, label = checked_model(model)
@@ -119,6 +119,11 @@ def write_comet(folder, model=MODEL, environment=ENVIRONMENT, gpus=0):
         result["scores"]["COMET_signature"] = signature
     for path, result, _ in scored:
         write_json(result, path)
+
+
+def write_comet(folder, model=COMET_MODEL, environment=ENVIRONMENT, gpus=0):
+    """`add_comet`, then results.json and the report again. Returns the results of all points."""
+    add_comet(folder, model, environment, gpus)
     results = load_points(folder)
     write_json(results, folder / "results.json")
     write_report(folder)
@@ -128,7 +133,7 @@ def write_comet(folder, model=MODEL, environment=ENVIRONMENT, gpus=0):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m evaluation.comet", description=__doc__)
     parser.add_argument("folder", type=Path, help="results folder of `python -m evaluation`, with its logs")
-    parser.add_argument("--model", default=MODEL, help=f"name, or path of a local .ckpt (default: {MODEL})")
+    parser.add_argument("--model", default=COMET_MODEL, help=f"name, or path of a local .ckpt (default: {COMET_MODEL})")
     parser.add_argument("--environment", type=Path, default=ENVIRONMENT, help=f"default: {ENVIRONMENT}")
     parser.add_argument("--gpus", type=int, default=0, help="default: 0, the CPU")
     args = parser.parse_args(arguments)

@@ -6,6 +6,7 @@ without output have no latency and are left out of its means, as SimulEval does;
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -102,14 +103,15 @@ def score_log(records, latency_unit, tokenize):
     }
 
 
-def half_width(values):
-    """Half of the 95% bootstrap interval of the values' mean."""
-    resampled = np.random.default_rng(SEED).integers(len(values), size=(SAMPLES, len(values)))
-    return float(estimate_ci(np.array(values)[resampled].mean(1))[1])
+def half_width(values, statistic=np.mean):
+    """Half of the 95% bootstrap interval of a statistic of the values (the mean), or of the rows of a matrix."""
+    values, random = np.array(values), np.random.default_rng(SEED)
+    draws = (random.integers(len(values), size=len(values)) for _ in range(SAMPLES))
+    return float(estimate_ci(np.array([statistic(values[draw]) for draw in draws]))[1])
 
 
 def score_timing(records):
-    """Wall-clock scores of an agent's timing file, ms, as median and 95th percentile (`_p95`).
+    """Wall-clock scores of an agent's timing file, ms, as median and 95th percentile (`_p95`), with `_half_width`s.
 
     first_token_ms: from the first source word to the first output word, all source words being there at once. word_ms:
     computing after one source word. sentence_ms: a whole sentence. step_ms: mean of a model call.
@@ -121,9 +123,18 @@ def score_timing(records):
     }
     scores = {}
     for name, values in measured.items():
-        p50, p95 = (float(value) for value in np.percentile(values, [50, 95])) if values else (None, None)
-        scores |= {name: p50, f"{name}_p95": p95}
-    return {**scores, "step_ms": sum(measured["sentence_ms"]) / max(sum(r["steps"] for r in records), 1)}
+        for key, share in ((name, 50), (f"{name}_p95", 95)):
+            percentile = partial(np.percentile, q=share)
+            scores[key] = float(percentile(values)) if values else None
+            scores[f"{key}_half_width"] = half_width(values, percentile) if values else None
+    steps = [(r["total_ms"], r["steps"]) for r in records]
+    return {**scores, "step_ms": step_ms(steps), "step_ms_half_width": half_width(steps, step_ms)}
+
+
+def step_ms(steps):
+    """Mean of a model call, ms, from the rows (ms, calls) of sentences."""
+    total, calls = np.sum(steps, 0)
+    return float(total / max(calls, 1))
 
 
 def emission_times(calls, words_per_second):
@@ -152,4 +163,5 @@ def score_computation_aware(log, timing, latency_unit, words_per_second):
         for name, target in (("AL_CA_ms", length), ("LAAL_CA_ms", max(length, len(delays)))):
             pace = 1000 * source / words_per_second / target
             sums[name].append(mean(times[delay] - t * pace for t, delay in enumerate(delays[:counted])))
-    return {name: mean(values) if values else None for name, values in sums.items()}
+    scores = {name: mean(values) if values else None for name, values in sums.items()}
+    return scores | {f"{name}_half_width": half_width(values) if values else None for name, values in sums.items()}

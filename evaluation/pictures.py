@@ -29,8 +29,8 @@ def save(figure, path):
 
 
 def draw_quality(results, latency, title, path):
-    """BLEU against the score `latency`: a curve for each swept system with its knob's values, a level for each system
-    with one point (whole sentence first); bars are 95% intervals, where the results have them."""
+    """BLEU against the score `latency`: a curve for each system, with its knob's values; a level for one that writes
+    nothing before the whole sentence is read; bars are 95% intervals, where the results have them."""
     figure = Figure(figsize=(7.2, 5.4), layout="constrained")
     axes = figure.add_subplot()
     looks, levels = cycle(zip(COLOURS, MARKERS, DASHES, strict=True)), cycle(LEVELS)
@@ -38,8 +38,8 @@ def draw_quality(results, latency, title, path):
     systems = {}
     for result in results:
         systems.setdefault(result["system"], []).append(result)
-    for name, points in sorted(systems.items(), key=lambda item: not item[1][0]["values"]):  # curves come first
-        if points[0]["values"]:
+    for name, points in sorted(systems.items(), key=lambda item: _reads_all_first(item[1])):  # curves come first
+        if not _reads_all_first(points):
             points.sort(key=lambda result: result["scores"][latency])
             colour, marker, dash = next(looks)
             labels += _draw_curve(axes, points, latency, colour, marker, dash)
@@ -57,12 +57,18 @@ def draw_quality(results, latency, title, path):
     return save(figure, path)
 
 
+def _reads_all_first(points):
+    """Whether the system has one point, which has no lag before the source ends."""
+    return not points[0]["values"] and points[0]["scores"].get("YAAL") is None
+
+
 def _draw_curve(axes, points, latency, colour, marker, dash):
     """Draw a system's points and their intervals; returns the points' labels (text, x, y, colour)."""
     keys = (latency, "BLEU", f"{latency}_half_width", "BLEU_half_width")
     x, y, x_half, y_half = ([point["scores"].get(key, np.nan) for point in points] for key in keys)
     axes.errorbar(x, y, y_half, x_half, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.55)
-    label = _plain(f"{points[0]['system']} (labelled by {', '.join(points[0]['values'])})")
+    knobs = ", ".join(points[0]["values"])
+    label = _plain(points[0]["system"] + (f" (labelled by {knobs})" if knobs else ""))
     axes.plot(x, y, color=colour, marker=marker, linestyle=dash, linewidth=1.6, label=label)
     texts = [
         ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in point["values"].values())

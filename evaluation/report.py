@@ -50,11 +50,17 @@ def gains(comparison):
     return lines
 
 
-def latency_share(place):
-    """The system's latency in percent of the baseline's; None if it never reaches that BLEU, or if one of the two is
-    not above 0 (AL can be), which makes no percentage."""
-    positive = place["system"] is not None and min(place["system"], place["baseline"]) > 0
-    return f"{place['system'] / place['baseline']:.0%}" if positive else None
+def equal_latency(place):
+    """(latency at which the system has the baseline's BLEU, its share of the baseline's latency), as texts.
+
+    "<=" before a bound. "-" instead of a share that says nothing: the system never gets there, a bound lies above the
+    baseline's latency, or one of the two is not above 0 (AL can be), which makes no percentage.
+    """
+    if place["system"] is None:
+        return "never", "-"
+    sign, low, high = "<= " if place["at_most"] else "", place["system"], place["baseline"]
+    told = min(low, high) > 0 and not (place["at_most"] and low > high)
+    return f"{sign}{low:.2f}", f"{sign}{low / high:.0%}" if told else "-"
 
 
 def comparison_text(comparison):
@@ -63,11 +69,8 @@ def comparison_text(comparison):
     lines = ["", f"{comparison['system']} against {comparison['baseline']}, {comparison['samples']} bootstrap samples:"]
     lines += [f"  {line}" for line in gains(comparison)]
     for place in comparison["equal_quality"] if comparison["range"] else ():
-        if place["system"] is None:
-            result = "never"
-        else:
-            share = latency_share(place)
-            result = f"at {metric} {place['system']:.2f}" + (f" ({share})" if share else "")
+        latency, share = equal_latency(place)
+        result = latency + (f" ({share})" if share != "-" else "")
         lines.append(f"  BLEU {place['BLEU']:.2f}, the baseline's at {metric} {place['baseline']:.2f}: {result}")
     return "\n".join(lines)
 
@@ -78,19 +81,19 @@ def example_text(example):
     return "\n".join(["", title, *example["unfolding"]])
 
 
+def results_table(results, columns):
+    """One row a point as a Markdown table."""
+    rows = [cells(result, columns, intervals=True) for result in results]
+    return markdown_table([title for _, title, _ in columns], rows, left=2)
+
+
 def points_section(results):
-    """All points as a Markdown table; quality with half of its 95% interval, where the results have it."""
-    rows, columns = [], columns_of(results)
-    for result in results:
-        line = cells(result, columns)
-        for i, (key, _, form) in enumerate(columns):
-            if key in ("BLEU", "chrF", "COMET") and f"{key}_half_width" in result["scores"]:
-                line[i] += f" ± {form.format(result['scores'][f'{key}_half_width'])}"
-        rows.append(line)
+    """All points as a Markdown table; scores with half of their 95% interval, where the results have it."""
+    columns = columns_of(results)
     known = any("BLEU_half_width" in result["scores"] for result in results)
     note = "±: half of the 95% bootstrap interval over sentences. " if known else ""
     return [
-        *markdown_table([title for _, title, _ in columns], rows, left=2),
+        *results_table(results, columns),
         "",
         f"{note}Length ratio: output over reference. AL, LAAL, YAAL, DAL and first word are means in source words, AP "
         "is a share; first word (ms) a median.",
@@ -104,7 +107,7 @@ def clock_section(results):
         return []
     return [
         *("", "### By the clock, ms", ""),
-        *markdown_table([title for _, title, _ in CLOCK], [cells(result, CLOCK) for result in results], left=2),
+        *results_table(results, CLOCK),
         "",
         "Median and 95th percentile (p95) of the time to the first word, of the computing after one source word and of "
         "a sentence, all source words being there at once. AL and LAAL with computing: source words come at "
@@ -118,7 +121,7 @@ def signs_section(results):
         return []
     return [
         *("", "### Signs of degeneracy", ""),
-        *markdown_table([title for _, title, _ in SIGNS], [cells(result, SIGNS) for result in results], left=2),
+        *results_table(results, SIGNS),
         "",
         "Shares of the sentences, as `evaluation/degeneracy.py` defines them.",
     ]
@@ -129,16 +132,16 @@ def comparison_section(comparison):
     metric = comparison["metric"]
     rows = []
     for place in comparison["equal_quality"] if comparison["range"] else ():
-        reached = "never" if place["system"] is None else f"{place['system']:.2f}"
-        rows.append([f"{place['BLEU']:.2f}", f"{place['baseline']:.2f}", reached, latency_share(place) or "-"])
+        rows.append([f"{place['BLEU']:.2f}", f"{place['baseline']:.2f}", *equal_latency(place)])
     titles = ["BLEU", f"{metric} of {comparison['baseline']}", f"{metric} of {comparison['system']}", "share"]
+    heading = f"{metric} at which both have the same BLEU (<=: already the system's first point is better):"
     return [
         "",
         f"### {comparison['system']} against {comparison['baseline']}, by {metric}",
         "",
         *(f"- {line}" for line in gains(comparison)),
         f"- paired bootstrap over sentences, {comparison['samples']} samples, seed {comparison['seed']}",
-        *(["", "Latency at which both have the same BLEU:", "", *markdown_table(titles, rows, left=0)] if rows else ()),
+        *(["", heading, "", *markdown_table(titles, rows, left=0)] if rows else ()),
     ]
 
 

@@ -13,9 +13,12 @@ from simuleval import options as simuleval_options
 from duplex_model.settings import check_keys
 from evaluation.logs import TIMING
 from evaluation.metrics import LATENCIES
+from evaluation.tables import METRICS
 from evaluation.testsets import language_defaults
 
 logger = logging.getLogger("evaluation")
+
+COMET_MODEL = "Unbabel/wmt22-comet-da"
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class TestSettings:
     examples: tuple[int, ...] = ()  # lines (from 1) shown as they unfold
     example_system: str = "duplex"  # whose middle point shows them
     compare: tuple[CompareSettings, ...] = ()
+    metrics: tuple[str, ...] = tuple(name for name in METRICS if name != "COMET")  # that the tables show; JSON has all
+    comet_model: str = COMET_MODEL  # scored if `metrics` has COMET, in the environment of `make comet`
     threads: int = 1  # CPU threads; one is fastest for small models
     words_per_second: float = 2.5  # speaking rate of the computation-aware latency
     cluster: dict[str, Any] = field(default_factory=dict)  # options of submitit's executor, such as timeout_min
@@ -77,6 +82,9 @@ class TestSettings:
         for key, valid in (("latency_unit", ("word", "char")), ("tokenize", tuple(BLEU.TOKENIZERS))):
             if getattr(self, key) not in valid:
                 raise ValueError(f"{key} {getattr(self, key)!r} is not known; use one of {', '.join(valid)}")
+        for name in self.metrics:
+            if name not in METRICS:
+                raise ValueError(f"metrics: {name!r} is not known; use some of {', '.join(METRICS)}")
         if self.threads < 1:
             raise ValueError(f"threads = {self.threads}: use at least one")
         if not self.words_per_second > 0:

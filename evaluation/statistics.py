@@ -58,7 +58,8 @@ class Frontier(NamedTuple):
         return np.interp(latency, self.latency, self.quality)
 
     def latency_at(self, quality):
-        """The lowest latency at which the frontier reaches the BLEU `quality`; None if it never does."""
+        """The lowest latency at which the frontier reaches the BLEU `quality`; None if it never does. Where the first
+        point is better than that already, its latency, which is a bound."""
         if self.quality[0] >= quality:
             return float(self.latency[0])
         for i in range(1, len(self.quality)):
@@ -87,7 +88,8 @@ def compare(system, baseline, at=(), samples=SAMPLES, seed=SEED):
 
     Returns `range`: the latencies that both frontiers cover; `mean_gain` there (BLEU) with 95% interval and p-value,
     None if there is no such range; `at`: the same for the gain at each latency in `at` (None outside the range);
-    `equal_quality`: for each point of the baseline the latency at which the system has the same BLEU, or None.
+    `equal_quality`: for each point of the baseline the latency at which the system has the same BLEU, or None; with
+    `at_most` the latency of the system's first point, which is better.
     """
     whole = Frontier.of(system), Frontier.of(baseline)
     low = max(frontier.latency[0] for frontier in whole)
@@ -108,7 +110,12 @@ def compare(system, baseline, at=(), samples=SAMPLES, seed=SEED):
         "mean_gain": tested[0] if low < high else None,
         "at": [{"latency": latency, "gain": at_latency.get(latency)} for latency in at],
         "equal_quality": [
-            {"BLEU": float(quality), "baseline": float(latency), "system": whole[0].latency_at(quality)}
+            {
+                "BLEU": float(quality),
+                "baseline": float(latency),
+                "system": whole[0].latency_at(quality),
+                "at_most": bool(whole[0].quality[0] > quality),
+            }
             for latency, quality in zip(*whole[1], strict=True)
         ],
         "samples": samples,

@@ -19,6 +19,7 @@ COLUMNS = [
     *_columns("{:.1f}", first_token_ms="first word (ms)"),
     *_columns("{:.2f}", step_ms="ms/step"),
 ]
+METRICS = tuple(key for key, _, _ in COLUMNS[len(NAMES) :])
 CLOCK = [
     *NAMES,
     *_columns(
@@ -35,9 +36,11 @@ SIGNS = [
 
 
 def columns_of(results):
-    """COLUMNS, with COMET only where a point has it (`evaluation.comet`)."""
-    known = any("COMET" in result["scores"] for result in results)
-    return tuple(column for column in COLUMNS if known or column[0] != "COMET")
+    """The COLUMNS that the test configuration asked for, with COMET only where a point has it (`evaluation.comet`)."""
+    shown = {key for key, _, _ in NAMES} | set(results[0].get("metrics", METRICS))
+    if not any("COMET" in result["scores"] for result in results):
+        shown.discard("COMET")
+    return [column for column in COLUMNS if column[0] in shown]
 
 
 def row(result):
@@ -47,10 +50,18 @@ def row(result):
     return {"system": result["system"], "setting": setting, **result["scores"], "length_ratio": length_ratio}
 
 
-def cells(result, columns=COLUMNS):
-    """A point's row of a table, as texts; "-" where it has no such value."""
+def cells(result, columns, intervals=False):
+    """A point's row of a table, as texts; "-" where it has no such value. intervals: with half of their 95% interval,
+    where the point has it."""
     values = {**row(result), **result.get("degeneracy", {})} if columns is SIGNS else row(result)
-    return [form.format(values[key]) if values.get(key) is not None else "-" for key, _, form in columns]
+
+    def cell(key, form):
+        if values.get(key) is None:
+            return "-"
+        half = values.get(f"{key}_half_width") if intervals else None
+        return form.format(values[key]) + ("" if half is None else f" ± {form.format(half)}")
+
+    return [cell(key, form) for key, _, form in columns]
 
 
 def table(results):

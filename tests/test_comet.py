@@ -6,7 +6,9 @@ import subprocess
 import pytest
 from conftest import ROOT
 from test_report import RESULTS, write_folder
+from tiny_sweep import write_config
 
+from evaluation.__main__ import main as evaluate
 from evaluation.comet import ENVIRONMENT, main, package_version, write_comet
 
 ENV = ROOT / ENVIRONMENT
@@ -37,20 +39,25 @@ def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.glob("points/*.json"))}
 
 
+def make_model(folder, samples):
+    """A tiny COMET model in `folder`, and what it scores the samples with."""
+    folder.mkdir()
+    (folder / "samples.json").write_text(json.dumps(samples))
+    subprocess.run([ENV / "bin" / "python", ROOT / "tests" / "tiny_comet.py", folder], check=True, capture_output=True)
+    return folder / "checkpoints" / "model.ckpt", json.loads((folder / "expected.json").read_text())
+
+
 @needs_comet
 def test_real_comet_scores_every_logged_point(tmp_path, capsys):
     """One call of comet-score for two points; the same scores as COMET's Python interface gives."""
-    folder, model = results_folder(tmp_path / "trial"), tmp_path / "tiny"
-    model.mkdir()
+    folder = results_folder(tmp_path / "trial")
     samples = [
         {"src": " ".join(source.split()), "mt": output, "ref": reference}
         for lines in OUTPUTS.values()
         for (source, reference), output in zip(LINES, lines, strict=True)
     ]
-    (model / "samples.json").write_text(json.dumps(samples))
-    subprocess.run([ENV / "bin" / "python", ROOT / "tests" / "tiny_comet.py", model], check=True, capture_output=True)
-    expected = json.loads((model / "expected.json").read_text())
-    main([str(folder), "--model", str(model / "checkpoints" / "model.ckpt"), "--environment", str(ENV)])
+    model, expected = make_model(tmp_path / "tiny", samples)
+    main([str(folder), "--model", str(model), "--environment", str(ENV)])
     said = capsys.readouterr().out
     assert said.count("comet-score: 2 outputs of 3 lines") == 1 and "9: its log is not there" in said
     assert abs(sum(expected[:3]) - sum(expected[3:])) > 0.03  # the points are not mixed up
@@ -65,6 +72,25 @@ def test_real_comet_scores_every_logged_point(tmp_path, capsys):
     report = (folder / "report.md").read_text()
     assert f"| {points['8']['COMET']:.4f} ± {points['8']['COMET_half_width']:.4f} |" in report and signature in report
     assert "COMET" in (folder / "results.csv").read_text() and "COMET" in (folder / "results.json").read_text()
+
+
+@needs_comet
+def test_a_sweep_scores_comet_if_its_metrics_have_it(tmp_path, checkpoint, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    model, _ = make_model(tmp_path / "tiny", [{"src": "a", "mt": "b", "ref": "c"}])
+    config = write_config(tmp_path, checkpoint, metrics=["BLEU", "COMET"], comet_model=str(model))
+    evaluate([str(config), "--output", str(tmp_path / "out")])
+    assert "| system | setting | BLEU | COMET |" in (tmp_path / "out" / "report.md").read_text()
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(results) == 5 and all("COMET" in result["scores"] for result in results)
+
+
+def test_a_sweep_without_comet_s_environment_is_refused_before_it_runs(tmp_path, checkpoint, monkeypatch):
+    config = write_config(tmp_path, checkpoint, metrics=["COMET"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no unbabel-comet there; run `make comet`"):
+        evaluate([str(config), "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
 @needs_comet

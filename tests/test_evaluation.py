@@ -79,6 +79,7 @@ def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
     refuse(ValueError, r"occurs twice", systems=[system, system])
     refuse(ValueError, r"latency_unit 'words'", latency_unit="words")
     refuse(ValueError, r"tokenize '13b'", tokenize="13b")
+    refuse(ValueError, r"metrics: 'BLUE' is not known; use some of BLEU, chrF, COMET", metrics=["BLUE"])
     compare = [{"system": "a", "baseline": "b"}]
     refuse(ValueError, r"'b' is no system; use one of a", systems=[system], compare=compare)
     refuse(ValueError, r"k = 0", systems=[{**system, "sweep": {"k": [1, 0]}}])

@@ -115,7 +115,7 @@ def test_computation_aware_lagging_by_hand():
     log = [record("w x y z", [1, 3, 4, 4]), record("", [], index=1)]
     timing = [{"calls": calls}, {"calls": [[4, 0, 5.0]]}]
     scores = score_computation_aware(log, timing, "word", 2.0)
-    assert scores == {"AL_CA_ms": pytest.approx((510 + 1010 + 1020) / 3), "LAAL_CA_ms": scores["AL_CA_ms"]}
+    assert scores["LAAL_CA_ms"] == scores["AL_CA_ms"] == pytest.approx((510 + 1010 + 1020) / 3)
     short = [record("w x y z", [1, 3, 4, 4], reference="w x")]
     aware = score_computation_aware(short, timing[:1], "word", 2.0)
     assert aware["AL_CA_ms"] == pytest.approx((510 + 510 + 20) / 3)
@@ -128,6 +128,7 @@ def test_percentiles_of_the_clock():
     ]
     scores = score_timing([*timing, {"first_token_ms": None, "calls": [], "total_ms": 100.0, "steps": 4}])
     assert scores["first_token_ms"] == pytest.approx(505) and scores["first_token_ms_p95"] == pytest.approx(950.5)
+    assert 50 < scores["first_token_ms_half_width"] < 150 and scores["step_ms_half_width"] == 0
     assert scores["word_ms"] == pytest.approx(50.5) and scores["sentence_ms_p95"] == 100 and scores["step_ms"] == 25
 
 

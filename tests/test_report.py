@@ -78,8 +78,10 @@ COMPARISON = {
     **{"system": "grid | x", "baseline": "wait-k", "metric": "AL", "samples": 1000, "seed": 12345},
     **{"range": [1.5, 3.25], "mean_gain": GAIN, "at": [{"latency": 2, "gain": GAIN}, {"latency": 9, "gain": None}]},
     "equal_quality": [
-        {"BLEU": 24.0, "baseline": 3.5, "system": 2.8},
-        {"BLEU": 26.0, "baseline": 3.6, "system": None},
+        {"BLEU": 24.0, "baseline": 3.5, "system": 2.8, "at_most": False},
+        {"BLEU": 26.0, "baseline": 3.6, "system": None, "at_most": False},
+        {"BLEU": 20.0, "baseline": 1.2, "system": 1.5, "at_most": True},
+        {"BLEU": 20.0, "baseline": 3.0, "system": 1.5, "at_most": True},
     ],
 }
 
@@ -108,10 +110,10 @@ def test_the_report_comes_from_json_alone(tmp_path, capsys):
     text = (folder / "report.md").read_text()
     assert text.startswith("# trial\n")
     for line in (
-        "| wait-k | k = 1 | 18.00 ± 0.25 | 38.00 ± 0.25 | 0.90 "
-        "| 1.000 | 1.000 | 1.000 | 1.000 | 0.500 | 0.50 | - | 4.50 |",
-        "| whole sentence |  | 27.00 ± 0.25 | 47.00 ± 0.25 | 0.90 "
-        "| 11.000 | 11.000 | - | 11.000 | 0.500 | 5.50 | - | 4.50 |",
+        "| wait-k | k = 1 | 18.00 ± 0.25 | 38.00 ± 0.25 | 0.90 | 1.000 ± 0.250 | 1.000 ± 0.250 | 1.000 ± 0.250 "
+        "| 1.000 ± 0.250 | 0.500 ± 0.250 | 0.50 ± 0.25 | - | 4.50 |",
+        "| whole sentence |  | 27.00 ± 0.25 | 47.00 ± 0.25 | 0.90 | 11.000 ± 0.250 | 11.000 ± 0.250 | - "
+        "| 11.000 ± 0.250 | 0.500 ± 0.250 | 5.50 ± 0.25 | - | 4.50 |",
         "| wait-k | k = 1 | - | - | 7.0 | 8.0 | 99 | 120 | 450 | 460 |",
         r"| grid \| x | lam = 0.01 | 12.5% | 0.0% | 25.0% | 50.0% | 100.0% | True |",
         "- mean over AL 1.50 to 3.25: +1.23 BLEU [+0.50, +2.00], p = 0.0120",
@@ -120,6 +122,8 @@ def test_the_report_comes_from_json_alone(tmp_path, capsys):
         r"| BLEU | AL of wait-k | AL of grid \| x | share |",
         "| 24.00 | 3.50 | 2.80 | 80% |",
         "| 26.00 | 3.60 | never | - |",
+        "| 20.00 | 1.20 | <= 1.50 | - |",
+        "| 20.00 | 3.00 | <= 1.50 | <= 50% |",
         "- sentences: 9, 1 of them without output",
         "- BLEU: `nrefs:1|tok:13a`",
         "- versions: torch 2.13.0, sacrebleu 2.6.0",
@@ -166,10 +170,10 @@ def test_results_without_intervals_comparisons_or_examples(tmp_path):
     "system,baseline,cell", [(1.0, -0.5, "1.00 | -"), (1.0, 0.0, "1.00 | -"), (-1.0, 2.0, "-1.00 | -")]
 )
 def test_a_latency_of_zero_or_less_makes_no_percentage(system, baseline, cell):
-    place = {"BLEU": 24.0, "baseline": baseline, "system": system}
+    place = {"BLEU": 24.0, "baseline": baseline, "system": system, "at_most": False}
     comparison = {**COMPARISON, "equal_quality": [place]}
     assert f"| 24.00 | {baseline:.2f} | {system:.2f} | - |" in comparison_section(comparison)
-    assert comparison_text(comparison).endswith(f"at AL {system:.2f}")
+    assert comparison_text(comparison).endswith(f"at AL {baseline:.2f}: {system:.2f}")
 
 
 def test_a_folder_without_points_is_refused(tmp_path):
@@ -192,6 +196,24 @@ def test_only_regimes_within_the_plotted_range_are_marked(tmp_path):
     assert marked(text_of(RESULTS, "AL")) == {"AL 3"}
     assert marked(text_of([*RESULTS, result(5, "wait-k", {"k": 9}, 26.0, 16.0)], "AL")) == {"AL 3", "AL 6", "AL 15"}
     assert marked(text_of(RESULTS, "first_token_words")) == set()
+
+
+def test_a_system_with_one_point_before_the_end_is_a_point(tmp_path):
+    """Only what reads the whole sentence first is a level; another system has its own place, swept or not."""
+
+    def markers(results):
+        draw_quality(results, "AL", "t", tmp_path / "picture")
+        return (tmp_path / "picture.svg").read_text().count("<use xlink:href")
+
+    whole = markers([*RESULTS, result(5, "another whole", {}, 26.0, 11.0)])
+    assert markers([*RESULTS, result(5, "one point", {}, 26.0, 2.0)]) > whole
+
+
+def test_only_the_metrics_asked_for_are_shown(tmp_path):
+    chosen = [{**point, "metrics": ["BLEU", "DAL"]} for point in RESULTS]
+    write_report(write_folder(tmp_path / "trial", chosen))
+    assert "| system | setting | BLEU | DAL |" in (tmp_path / "trial" / "report.md").read_text()
+    assert table(chosen).splitlines()[0].split() == ["system", "setting", "BLEU", "DAL"]
 
 
 class Watching:

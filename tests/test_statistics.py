@@ -70,6 +70,12 @@ def test_latency_at_equal_quality():
     assert [frontier.latency_at(quality) for quality in (9.5, 11.0, 13.0, 13.1)] == [1.0, 3.0, 4.0, None]
 
 
+def test_a_first_point_that_is_better_is_a_bound():
+    better, worse = damaged(0.1, 1), damaged(0.4, 1)
+    places = compare(points((better, 2), (REFERENCES, 4)), points((worse, 1), (better, 3)))["equal_quality"]
+    assert [(place["system"], place["at_most"]) for place in places] == [(2, True), (2, False)]
+
+
 def test_sentences_without_output_have_no_latency():
     records = log(damaged(0.2, 1), 3)
     records[0] |= {"delays": [], "prediction": ""}

@@ -14,7 +14,7 @@ LAM = torch.tensor([0.01])
 
 def test_needed_flops_are_those_of_the_matmuls(tokenizer):
     """Against PyTorch's own counter, on matrices so wide that what the formula leaves out hardly counts: what is done
-    is what is needed, and at most a tenth more."""
+    is what is needed, and at most a twentieth more."""
     sizes = {"hidden_size": 384, "intermediate_size": 1024, "vocab_size": 2000, "initializer_range": 0.02}
     model = tiny_grid(dtype=torch.float32, **sizes)
     batch = collate([make_example(tokenizer, "Das ist gut", "That is good")])
@@ -25,7 +25,7 @@ def test_needed_flops_are_those_of_the_matmuls(tokenizer):
     lengths = batch.source_len, batch.target_len, batch.row_count
     needed = needed_flops(model.config, *lengths, lm_cells(loss, batch))
     print(f"done / needed: {counter.get_total_flops() / needed:.3f}")
-    assert 1 <= counter.get_total_flops() / needed < 1.1
+    assert 1 <= counter.get_total_flops() / needed < 1.05
 
 
 def test_measured_on_a_tiny_recipe(tmp_path, capsys):

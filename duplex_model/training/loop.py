@@ -114,6 +114,7 @@ class Run:
         self.accelerator, self.stage, self.settings = accelerator, stage, settings
         self.folder = Path(folder)
         self.made_of = {"seed": seed, "frozen weights": fingerprint(stage.module), **made_of}
+        self.made_of |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
         self.folder.mkdir(parents=True, exist_ok=True)
         trained = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay)

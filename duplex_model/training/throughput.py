@@ -32,23 +32,20 @@ def needed_flops(config, source_len, target_len, row_count, lm_cells, frozen=Fal
     forward one, or once where the blocks are `frozen` (adapters are left out).
 
     source_len, target_len, row_count [B]: tokens and decision rows; lm_cells: cells that L_LM counts. Layer 0 projects
-    each token once. In the last layer only decision rows ask and are carried on, and so the output stream of the layer
-    before is needed only there. Logits: all decision cells forward, those of L_LM backward. Softmax sums, norms and the
-    EMIT head's few columns are left out.
+    each token once. In the last layer only decision rows are carried on. The input stream asks along those alone, but
+    the output stream in every cell, since a score is its own cell's query times key. Logits: all decision cells
+    forward, those of L_LM backward. Softmax sums, norms and the EMIT head's few columns are left out.
     """
     D, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
     query = config.num_attention_heads * config.head_dim
     key_value = 2 * config.num_key_value_heads * config.head_dim
     tokens, cells = (source_len + target_len).sum(), (source_len * target_len).sum()
     kept, L = (row_count * target_len).sum(), config.num_hidden_layers
-    finish = query * D + 3 * D * F + 2 * query  # W_O, the MLP, and the cell's own score and value
+    project, carry, meet = D * (query + key_value), query * D + 3 * D * F, 2 * query  # W_QKV; W_O, MLP; score, value
     self_part = query * (source_len**2 + target_len**2).sum() * L  # each token over half of the others, twice
-    if L == 1:
-        layers = tokens * D * (query + key_value) + 2 * kept * finish
-    else:
-        layers = tokens * D * (query + key_value) + (L - 2) * 2 * cells * finish + (cells + kept) * finish
-        layers += (L - 2) * 2 * cells * D * (query + key_value)
-        layers += 2 * kept * D * query + (cells + kept) * D * key_value + 2 * kept * finish
+    layers = tokens * project + (L - 1) * 2 * cells * (carry + meet) + 2 * kept * carry + (cells + kept) * meet
+    if L > 1:
+        layers += ((L - 2) * 2 * cells + cells + kept) * project
     emit = kept * (2 if config.emit_reads_input else 1) * D * config.emit_hidden_size
     forward = layers + self_part + emit
     return 2 * float((2 if frozen else 3) * forward + kept * D * V + 2 * lm_cells * D * V)
@@ -82,7 +79,8 @@ def lm_cells(module, batch):
 
 
 def measure(accelerator, stage, stream, steps):
-    """(seconds, cells, needed FLOPs) of so many training steps on the batches of `stream`, after two to warm up."""
+    """(seconds, cells, needed FLOPs) of `steps` forward and backward passes on the stream's batches, two before them to
+    warm up."""
     module, weights = accelerator.prepare(stage.module), torch.tensor(stage.weights, device=accelerator.device)
     frozen = not module.model.model.embed_tokens.weight.requires_grad
     seconds = cells = flops = 0
