@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from duplex_model.backbone_tokenizer import BackboneTokenizer
@@ -54,7 +55,7 @@ def checkpoint_files(folder):
     return list(dict.fromkeys([*named, *sorted(folder.glob("*.safetensors"))]))
 
 
-def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.float32):
+def load_checkpoint(folder=None, backbone="duplex", dtype=torch.float32):
     """(model, tokenizer) of a model folder; without one, of the packaged German-English weights.
 
     folder: a model folder, or a folder of them with the subfolders `duplex` and `lm`. backbone: "duplex" or "lm".
@@ -67,15 +68,15 @@ def load_checkpoint(folder=None, backbone="duplex", device="cpu", dtype=torch.fl
     model_class = DuplexModel if backbone == "duplex" else AutoModelForCausalLM
     try:
         model, report = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except RuntimeError as error:
-        raise ValueError(f"{folder}: the weights do not fit config.json: {error}") from error
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{folder}: the weights are damaged or do not fit config.json: {error}") from error
     wrong = {kind: names for kind, names in report.items() if names}
     if wrong or tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"{folder}: weights, config.json and tokenizer do not fit together ({wrong or 'vocabulary sizes differ'}); "
             "copy all files from the same run"
         )
-    return model.to(device).eval(), tokenizer
+    return model.eval(), tokenizer
 
 
 def load_tokenizer(folder, config):

@@ -6,6 +6,8 @@ nobody uses costs no backward pass.
 
 import torch
 
+from duplex_model.layers import autocast_dtype
+
 CHUNK_BYTES = {"cpu": 1 << 22, "cuda": 1 << 30}  # of float32 logits at a time: what the CPU's cache holds
 
 
@@ -21,11 +23,10 @@ def token_losses(states, weight, labels):
 class _TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, weight, labels):
-        device = states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+        dtype = autocast_dtype(states) or states.dtype
         states_in, weight_in = states.to(dtype), weight.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(states.device.type, enabled=False):
             logits = states_in @ weight_in.T
             normaliser = states.new_empty(len(states), dtype=wide)
             for rows in _chunks(logits):

@@ -1,5 +1,6 @@
 """Parallel text to padded batches with the word structure that path, losses and wait-k masks need."""
 
+import unicodedata
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -49,9 +50,16 @@ class Batch:
         return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
+def source_text(text):
+    """The text as models read it: in NFC, where text of other origin may spell an umlaut as two characters; "?" for
+    half of a surrogate pair, which has no UTF-8."""
+    return unicodedata.normalize("NFC", text.encode("utf-8", "replace").decode("utf-8"))
+
+
 def make_example(tokenizer, source, target, source_limit=None):
     """Tokenise one sentence pair (two strings) into an Example; of the source's pieces the first `source_limit`."""
-    return example_of_ids(tokenizer, tokenizer.encode(source)[:source_limit], tokenizer.encode(target))
+    source_ids = tokenizer.encode(source_text(source))[:source_limit]
+    return example_of_ids(tokenizer, source_ids, tokenizer.encode(target))
 
 
 def example_of_ids(tokenizer, s_ids, t_ids):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from duplex_model.backbone import check_sizes
+from duplex_model.data import source_text
 from duplex_model.model import DuplexModel, cast_weights
 from duplex_model.states import GridState, LmState
 
@@ -134,22 +135,25 @@ class Stream:
         words = words.split() if isinstance(words, str) else list(words)
         if words and self.words_read == 0:
             words[0] = words[0].removeprefix(BOM)
+        if not self.truncated:
+            self._read(words, finished)
         self.words_read += len(words)
-        if self.truncated:
-            return
+
+    def _read(self, words, finished):
+        """Expose the words' pieces, and EOS; whatever fails leaves the stream as it was."""
         tokenizer = self.engine.tokenizer
-        ids = [piece for word in words if word for piece in tokenizer.encode_word(word)]
+        ids = [piece for word in words if word for piece in tokenizer.encode_word(source_text(word))]
         room = max(self.state.anchor - 1 - self.x_vis, 0)
-        if len(ids) > room:
-            ids, finished, self.truncated = ids[:room], True, True
-        if finished:
-            self.source_finished = True
-            if not ids and not self.text_rows:
-                self.target_finished = True  # an empty line has an empty translation
-                return
+        truncated = len(ids) > room
+        if truncated:
+            ids, finished = ids[:room], True
+        empty = finished and not ids and not self.text_rows
+        if finished and not empty:
             ids.append(tokenizer.eos_id)
         if ids:
             self.state = self.state.read(ids)
+        self.truncated, self.source_finished = truncated, finished
+        self.target_finished = empty  # an empty line has an empty translation
 
     def finish(self):
         """Close the source: from now on only EMIT is left."""

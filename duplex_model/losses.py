@@ -14,20 +14,44 @@ def labels_of(batch, real):
     return batch.target_ids[:, None, 1:].expand(real.shape)
 
 
-def grid_masks(batch):
-    """real [B, R, Y]: cells of decision rows and columns that are not padding; last [B, R]: the last decision row;
-    decided [B, R, Y]: the cells that train the EMIT head (not the last row; columns where waiting is allowed)."""
-    Y = batch.target_word.shape[1]
+def decision_grid(model, batch):
+    """What a DuplexModel computes for the decision rows of a data.Batch (departure: the rows of word ends and of EOS,
+    the paper has every source token).
+
+    Returns the Block of those rows; the heatmap [B, R, Y], nats, 0 in padding; real [B, R, Y], False in padding.
+    """
     rows = torch.arange(batch.decision_rows.shape[1], device=batch.row_count.device)
-    columns = torch.arange(Y, device=batch.row_count.device) < batch.target_len[:, None]
-    real = (rows < batch.row_count[:, None])[:, :, None] & columns[:, None]
-    last = rows == batch.row_count[:, None] - 1
-    decided = real & ~last[:, :, None] & batch.wait_ok[:, None, :-1]
-    return real, last, decided
+    columns = torch.arange(batch.target_word.shape[1], device=batch.row_count.device)
+    real = (rows < batch.row_count[:, None])[:, :, None] & (columns < batch.target_len[:, None])[:, None]
+    anchor = batch.source_len if model.config.anchor == "oracle" else None
+    keep = only_rows(batch.decision_rows)
+    block = model(batch.source_ids, batch.target_ids[:, :-1], anchor=anchor, keep=keep, use_cache=False)
+    losses = token_losses(model.model.norm(block.outputs[real]), model.lm_head.weight, labels_of(batch, real)[real])
+    return block, losses.new_zeros(real.shape).masked_scatter(real, losses), real
+
+
+def best_masks(heatmap, batch, prices):
+    """Masks M [K, B, R, Y] of the best paths through the heatmap [B, R, Y] of a data.Batch for the prices [K]."""
+    K, B = len(prices), len(heatmap)
+
+    def repeat(tensor):
+        return tensor.repeat(K, *(1,) * (tensor.dim() - 1))
+
+    path = optimal_path(
+        repeat(heatmap),
+        prices.repeat_interleave(B),
+        repeat(batch.row_count),
+        repeat(batch.target_len),
+        repeat(batch.wait_ok),
+    )
+    return path.mask.view(K, *heatmap.shape)
 
 
 class DuplexLoss(nn.Module):
-    """Stage-2 losses of a DuplexModel: L_LM on the path of `lam_lm`, L_emit on the paths of the drawn prices."""
+    """Stage-2 losses of a DuplexModel: L_LM on the path of `lam_lm`, L_emit on the paths of the drawn prices.
+
+    Departure: the paper has one price for both.
+    """
 
     terms = ("lm", "emit", "last_row", "area")
 
@@ -41,29 +65,22 @@ class DuplexLoss(nn.Module):
     def forward(self, batch, lam):
         """Sums and counts, [4] each, for the terms: L_LM (nats), L_emit (nats), loss in the last row (nats), share of
         cells below the drawn paths. batch: data.Batch; lam: [K] prices of latency."""
-        real, last, decided = grid_masks(batch)
-        block, heatmap = self.grid(batch, real)
+        block, heatmap, real = decision_grid(self.model, batch)
         emit_logits = self.model.emit_logits(block, lam).float()
-        masks = self.paths(heatmap.detach(), batch, torch.cat([lam.new_tensor([self.lam_lm]), lam]))
+        masks = best_masks(heatmap.detach(), batch, torch.cat([lam.new_tensor([self.lam_lm]), lam]))
+        rows = torch.arange(real.shape[1], device=real.device)
+        last = real & (rows == batch.row_count[:, None] - 1)[:, :, None]
+        decided = real & ~last & batch.wait_ok[:, None, :-1]  # in the last row, and inside a word, nothing is decided
         lm_mask, emit_masks = masks[0] & real, masks[1:]
         if self.training and (self.distill or self.label_smoothing):
             lm = self.softened(block, labels_of(batch, real), lm_mask, batch.row_count - 1)
         else:
             lm = heatmap[lm_mask].sum()
         emit = F.binary_cross_entropy_with_logits(emit_logits, emit_masks.to(emit_logits), reduction="none")
-        last_row = heatmap.detach()[last[:, :, None] & real]
+        last_row = heatmap.detach()[last]
         sums = [lm, emit[:, decided].sum(), last_row.sum(), emit_masks[:, real].sum()]
         counts = [lm_mask.sum(), len(lam) * decided.sum(), last_row.numel(), len(lam) * real.sum()]
         return torch.stack([s.float() for s in sums]), torch.tensor([float(c) for c in counts], device=heatmap.device)
-
-    def grid(self, batch, real):
-        """The Block of the decision rows, and the heatmap [B, R, Y] of its cells `real` (nats, else 0)."""
-        anchor = batch.source_len if self.model.config.anchor == "oracle" else None
-        keep = only_rows(batch.decision_rows)
-        block = self.model(batch.source_ids, batch.target_ids[:, :-1], anchor=anchor, keep=keep)
-        states = self.model.model.norm(block.outputs[real])
-        losses = token_losses(states, self.model.lm_head.weight, labels_of(batch, real)[real])
-        return block, losses.new_zeros(real.shape).masked_scatter(real, losses)
 
     def softened(self, block, labels, mask, last):
         """L_LM (a sum) over the cells in `mask` [B, R, Y] with softened labels."""
@@ -80,20 +97,3 @@ class DuplexLoss(nn.Module):
             teacher = self.model.lm_logits(final).float().softmax(-1)
         share = self.distill * (row < last[sentence])[:, None]
         return (share * teacher[sentence, column]).scatter_add(1, labels[:, None], 1 - share)
-
-    @staticmethod
-    def paths(heatmap, batch, prices):
-        """Masks M [K, B, R, Y] of the best paths for the prices [K]."""
-        K, B = len(prices), len(heatmap)
-
-        def repeat(tensor):
-            return tensor.repeat(K, *(1,) * (tensor.dim() - 1))
-
-        path = optimal_path(
-            repeat(heatmap),
-            prices.repeat_interleave(B),
-            repeat(batch.row_count),
-            repeat(batch.target_len),
-            repeat(batch.wait_ok),
-        )
-        return path.mask.view(K, *heatmap.shape)

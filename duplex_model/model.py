@@ -130,14 +130,17 @@ class DuplexModel(DuplexPreTrainedModel):
         model.emit_head = EmitHead(config).apply(model._init_weights).to(lm.device, lm.dtype)
         return model
 
-    def forward(self, source_ids, target_ids, cache=None, first_row=0, first_col=0, anchor=None, keep=None):
+    def forward(
+        self, source_ids, target_ids, cache=None, first_row=0, first_col=0, anchor=None, keep=None, use_cache=True
+    ):
         """Compute the cells of rows x columns of a block (eq. 5-23).
 
         source_ids [B, x], target_ids [B, y]: tokens of the block's rows and columns. cache: the layers' caches (a tuple
         of LayerCache) of the cells computed so far, or None. first_row, first_col: where the block starts; with a
         cache one of them is 0 and the other the number of rows (WAIT) or columns (EMIT) that the cache holds.
         anchor: position of column 0, an int or [B]; default: the config's. keep: the cells whose last-layer states are
-        returned, as in `DuplexLayer.forward`. Returns a Block.
+        returned, as in `DuplexLayer.forward`. use_cache: whether the Block has a cache; in training it would keep what
+        gradient checkpointing lets go. Returns a Block. Raises ValueError for a block that starts elsewhere.
         """
         if (cache is not None) != (bool(first_row) != bool(first_col)):
             raise ValueError(f"a block starts at row 0 or column 0, not at ({first_row}, {first_col}) with this cache")
@@ -148,12 +151,14 @@ class DuplexModel(DuplexPreTrainedModel):
             past = cache[index] if cache is not None else LayerCache(None, None)
 
             def attend(own, other, index=index, past=past):
-                contexts, caches[index] = self._attend(own, other, past, first_row, first_col)
+                contexts, after = self._attend(own, other, past, first_row, first_col)
+                if use_cache:
+                    caches[index] = after
                 return contexts
 
             last = index == len(self.model.layers) - 1
             states = layer(states, rotary, attend, keep if last else None)
-        return Block(*states, tuple(caches.values()))
+        return Block(*states, tuple(caches.values()) if use_cache else None)
 
     def embed(self, source_ids, target_ids):
         """Layer 0's states of both streams, a token's alone, float32 or more: [B, x, 1, D] and [B, 1, y, D]."""

@@ -12,7 +12,7 @@ import torch
 
 from duplex_model.data import collate, make_example
 from duplex_model.engine import BOM
-from duplex_model.losses import DuplexLoss, grid_masks
+from duplex_model.losses import best_masks, decision_grid
 from duplex_model.policies import check_price
 
 
@@ -42,10 +42,8 @@ def best_schedule(model, tokenizer, source, reference, lam):
     longest = None if model.config.anchor == "oracle" else model.config.anchor - len(tokenizer.start_ids) - 1  # EOS
     example = make_example(tokenizer, source, reference, longest)
     batch = collate([example]).to(model.device)
-    loss = DuplexLoss(model, lam)
-    real, _, _ = grid_masks(batch)
-    _, heatmap = loss.grid(batch, real)
-    heights = loss.paths(heatmap, batch, heatmap.new_tensor([lam]))[0, 0].sum(-1).tolist()
+    _, heatmap, _ = decision_grid(model, batch)
+    heights = best_masks(heatmap, batch, heatmap.new_tensor([lam]))[0, 0].sum(-1).tolist()
     end = len(example.target_word) - 1  # EOS's column: all words are complete there
     return Schedule(tuple(example.decision_rows), tuple(example.target_word[min(height, end)] for height in heights))
 

@@ -42,8 +42,10 @@ def optimal_path(heatmap, lam, row_count=None, col_count=None, wait_ok=None):
     spent[:, :, 1:] = heatmap
     spent[:, :, 1:].masked_fill_(~(rows[:, :, None] & columns[:, None]), 0.0)
     spent.cumsum_(-1)
-    if (lam < 0).any() or not spent[:, :, -1].isfinite().all():
-        raise ValueError("optimal_path needs lam >= 0 and a finite heatmap")
+    if (lam < 0).any():
+        raise ValueError(f"lam = {lam.min().item()}: a price of latency is at least 0")
+    if not spent[:, :, -1].isfinite().all():
+        raise ValueError("the heatmap is not finite: the model's losses overflowed; in training, begin with a lower lr")
     end = col_count[:, None]
     barred = heights >= end  # the next row is never entered at the last height
     if wait_ok is not None:

@@ -80,6 +80,8 @@ class LocalAgreement:
         self.agreed = 0  # output words that may be written
 
     def emits(self, stream):
+        if stream.words_read < self.words_read:
+            self.__init__()  # a stream that was taken back
         if stream.words_read > self.words_read:
             self._compare(stream)
         return stream.words_written < self.agreed

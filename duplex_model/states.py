@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from transformers import DynamicCache
 
 from duplex_model.layers import last_cell
@@ -110,7 +111,8 @@ class LmState:
             return self, self.ahead[1]
         mask = torch.ones(1, len(self.is_source) + 1, dtype=torch.bool)
         cache, states = self._feed(self.target_ids[-1:], self.anchor + len(self.target_ids) - 1, mask)
-        ahead = cache, self.model.lm_head(states)[0, -1].float()
+        head = self.model.lm_head.weight.float()  # as the grid's logits: in 16 bit the best of them would often tie
+        ahead = cache, F.linear(states[0, -1].float(), head)
         return replace(self, ahead=ahead, steps=self.steps + 1), ahead[1]
 
     def write(self, token):

@@ -123,7 +123,7 @@ def _load(folder, backbone, changed):
     return load_checkpoint(folder, backbone)
 
 
-def sweep(points, folders, sentences, shards=1, common=None, **how):
+def sweep(points, folders, sentences, shards, common, **how):
     """Run all points over the first `sentences` lines, each logged in its folder, in `shards` tasks a point.
 
     common: the fields that all tasks share; how: options of `run_tasks`.

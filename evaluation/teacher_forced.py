@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from duplex_model.data import collate, load_examples, make_batches
-from duplex_model.losses import DuplexLoss, grid_masks
+from duplex_model.losses import best_masks, decision_grid
 from evaluation.files import write_json
 from evaluation.measurement import circumstances, load_measured, measurement_parser, most_tokens
 
@@ -70,7 +70,7 @@ def measure(model, batches, prices, thetas=(0.5,)):
 
     The head is asked for every price (its values) and every theta ("price, theta", unless there is only one theta).
     """
-    loss, sums, size = DuplexLoss(model, prices[0]).eval(), {}, np.zeros(2)
+    sums, size = {}, np.zeros(2)
     best_prices = torch.tensor(LAM)
     bounds = torch.tensor(thetas).logit()[:, None, None, None, None]
     labels = [lam if len(thetas) == 1 else f"{lam}, {theta}" for theta in thetas for lam in prices]
@@ -79,10 +79,9 @@ def measure(model, batches, prices, thetas=(0.5,)):
         sums[policy, value] = sums.get((policy, value), 0) + cost
 
     for batch in batches:
-        real, _, _ = grid_masks(batch)
-        block, heatmap = loss.grid(batch, real)
+        block, heatmap, _ = decision_grid(model, batch)
         emits = (model.emit_logits(block, torch.tensor(prices)) > bounds).flatten(0, 1)
-        best = loss.paths(heatmap, batch, best_prices)
+        best = best_masks(heatmap, batch, best_prices)
         for i, (R, Y) in enumerate(zip(batch.row_count.tolist(), batch.target_len.tolist(), strict=True)):
             grid = heatmap[i, :R, :Y].double().numpy()
             heights = batch.wait_ok[i, : Y + 1].nonzero().flatten().tolist()

@@ -2,9 +2,11 @@ import json
 
 import pytest
 import yaml
-from conftest import DEMO, TINY
+from conftest import DEMO, ROOT, TINY
 
-from evaluation.ablations import main, merged
+from duplex_model.settings import from_mapping, load_settings
+from duplex_model.training.settings import TrainSettings
+from evaluation.ablations import AblationSettings, main, merged, stage_1
 
 RECIPE = {
     "name": "tiny",
@@ -23,6 +25,29 @@ def test_changes_go_into_nested_settings():
         "b": {"c": 4, "d": 3},
         "e": {"f": 5},
     }
+
+
+def test_what_stage_1_depends_on():
+    base = {
+        "seed": 1,
+        "data": {"train": ["a"]},
+        "model": {"hidden_size": 8},
+        "lm": {"steps": 1},
+        "duplex": {"steps": 1},
+    }
+    same = {"duplex": {"steps": 2}}, {"model": {"emit_reads_input": False, "input_cross_attention": False}}
+    other = {"seed": 2}, {"data": {"train": ["b"]}}, {"model": {"hidden_size": 9}}, {"lm": {"steps": 2}}
+    assert all(stage_1(merged(base, changes)) == stage_1(base) for changes in same)
+    assert not any(stage_1(merged(base, changes)) == stage_1(base) for changes in other)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("eval_configs/ablations/*.yaml")), ids=lambda path: path.stem)
+def test_the_shipped_ablations_are_valid(path):
+    ablation = load_settings(AblationSettings, path)
+    recipe = yaml.safe_load((ROOT / ablation.recipe).read_text())
+    assert set(ablation.sweep_theta) <= set(ablation.variants)
+    for name, changes in ablation.variants.items():
+        from_mapping(TrainSettings, merged(merged(recipe, ablation.base), changes), name)
 
 
 def test_two_variants(tmp_path, monkeypatch, capsys):

@@ -57,7 +57,13 @@ def test_agent_equals_engine(tmp_path, checkpoint, options, backbone, policy_of)
     for record, time, (source, reference) in zip(records, times, pairs, strict=True):
         words, delays = translate(engine, source, policy_of(source, reference))
         assert record["prediction"] == " ".join(words) and record["delays"] == delays
-        assert time["words_read"] == delays and time["ms"] == sorted(time["ms"]) and time["steps"] > 0
+        assert time["words_read"] == delays and time["ms"] == sorted(time["ms"])
+        stream, policy = engine.open(), policy_of(source, reference)
+        for _ in stream.feed(source):
+            list(stream.advance(policy))
+        assert (time["steps"], time["cut"]) == (stream.steps, stream.over_limit)
+        assert [read for read, count, _ in time["calls"] for _ in range(count)] == delays
+        assert 0 < sum(ms for *_, ms in time["calls"]) <= time["total_ms"] + 1
         assert time["first_token_ms"] == time["ms"][0] <= time["total_ms"]
 
 

@@ -113,6 +113,33 @@ def test_a_limit_reached_early_waits_for_more_source(tokenizer):
     assert stream.can_write
 
 
+def test_a_word_that_fails_leaves_the_stream_as_it_was(tokenizer, monkeypatch):
+    stream = grid_engine(tokenizer).open()
+    stream.read("Wir fahren")
+    before = stream.snapshot()
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(stream.state), "read", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            stream.read("heim", finished=True)
+    assert stream.snapshot() == before
+    stream.read("heim", finished=True)
+    assert stream.source_finished and stream.words_read == 3
+
+
+def test_composed_and_decomposed_letters_are_the_same_source(tokenizer):
+    engine = grid_engine(tokenizer)
+    composed, decomposed, broken = engine.open(), engine.open(), engine.open()
+    composed.read("T\u00fcr")
+    decomposed.read("Tu\u0308r")
+    assert composed.state.source_ids == decomposed.state.source_ids
+    broken.read("\ud83d")  # half of an emoji
+    assert broken.words_read == 1 and list(broken.advance(WaitK(1))) is not None
+
+
 def test_misuse_is_refused(tokenizer):
     stream = grid_engine(tokenizer).open()
     with pytest.raises(ValueError, match="read a word first"):

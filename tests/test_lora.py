@@ -211,7 +211,6 @@ def test_gradient_checkpointing_gives_the_same_gradients(place):
         ({"backbone_dtype": "bfloat16", "lora": None}, "for frozen weights"),
         ({"backbone_dtype": "bfloat16", "precision": "no"}, "precision: bf16"),
         ({"duplex": {**RECIPE["duplex"], "from_scratch": True}}, "leave the backbone out"),
-        ({"duplex": {**RECIPE["duplex"], "average": [0.0, 0.5]}}, "mixes whole models"),
         ({"lora": {"rank": 4}}, "unknown key 'rank'"),
     ],
 )
@@ -256,6 +255,10 @@ def test_sharded_and_replicated_processes_train_the_same_model(place):
         for mine, theirs in zip(one, other, strict=True):
             for term, tolerance in tolerances.items():  # the EMIT labels hang on which of two close paths is best
                 assert mine.get(term) == pytest.approx(theirs.get(term), abs=tolerance)
-    one, other = (load_checkpoint(place / name)[0] for name in programs)
-    for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02, msg=name)
+            assert mine.get("dev_score") == pytest.approx(theirs.get("dev_score"), abs=0.15)
+    one, other = (load_checkpoint(place / name)[0].state_dict() for name in programs)
+    first = AutoModelForCausalLM.from_pretrained(place / "backbone").state_dict()
+    for name in ("lm_head.weight", "model.layers.0.mlp.down_proj.weight"):  # trained in full; by adapters
+        moved, gap = (one[name] - first[name]).norm(), (one[name] - other[name]).norm()
+        print(f"{name}: moved {moved:.4f}, apart {gap:.4f}")
+        assert 0 < gap < 0.3 * moved

@@ -1,3 +1,4 @@
+import pytest
 import torch
 import torch.nn.functional as F
 from conftest import demo_pairs, tiny_grid, tiny_lm
@@ -5,9 +6,8 @@ from conftest import demo_pairs, tiny_grid, tiny_lm
 from duplex_model.data import collate, make_example
 from duplex_model.layers import only_rows
 from duplex_model.lm import MultipathLM, prefix_mask
-from duplex_model.losses import DuplexLoss
+from duplex_model.losses import DuplexLoss, best_masks, decision_grid
 from duplex_model.path import optimal_path
-from duplex_model.training.average import average_with_initial, trunk_of
 
 LAM = torch.tensor([0.01, 0.2], dtype=torch.float64)
 
@@ -16,15 +16,17 @@ def demo_batch(tokenizer, count=3):
     return collate([make_example(tokenizer, *pair) for pair in demo_pairs()[:count]])
 
 
-def test_grid_losses_equal_a_plain_computation(tokenizer):
+@pytest.mark.parametrize("anchor", [64, "oracle"])
+def test_grid_losses_equal_a_plain_computation(anchor, tokenizer):
     """Padded, batched sums against one sentence at a time with explicit loops over the definition."""
-    model = tiny_grid(vocab_size=tokenizer.vocab_size)
+    model = tiny_grid(vocab_size=tokenizer.vocab_size, anchor=anchor)
     loss = DuplexLoss(model, lam_lm=0.05)
     sums, counts = loss(demo_batch(tokenizer), LAM)
     expected = torch.zeros(2, 4, dtype=torch.float64)
     for source, target in demo_pairs()[:3]:
         example = make_example(tokenizer, source, target)
-        block = model(torch.tensor([example.source]), torch.tensor([example.target[:-1]]))
+        place = len(example.source) if anchor == "oracle" else anchor
+        block = model(torch.tensor([example.source]), torch.tensor([example.target[:-1]]), anchor=place)
         logits = model.lm_logits(block.outputs)[0]
         emit = model.emit_logits(block, LAM)[:, 0]
         rows, Y = example.decision_rows, len(example.target) - 1
@@ -66,21 +68,6 @@ def test_padding_gets_no_gradient(tokenizer):
     torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-4)
 
 
-def test_averaging_keeps_the_best_share():
-    model, other = tiny_grid(0), tiny_grid(1)
-    trained, initial = trunk_of(model), trunk_of(other)
-    head = {name: tensor.clone() for name, tensor in model.emit_head.state_dict().items()}
-    wanted = {name: 0.7 * trained[name] + 0.3 * initial[name] for name in trained}
-
-    def distance():
-        return sum((model.state_dict()[name] - wanted[name]).abs().sum() for name in wanted).item()
-
-    scores = average_with_initial(model, initial, (0.0, 0.3, 1.0), distance)
-    assert list(scores) == [0.0, 0.3, 1.0] and scores[0.3] < 1e-9 < min(scores[0.0], scores[1.0])
-    assert distance() < 1e-9
-    assert all(torch.equal(model.emit_head.state_dict()[name], tensor) for name, tensor in head.items())
-
-
 def test_lm_targets_see_no_source_beyond_k(tokenizer):
     """Changing every source word from k + j on leaves the predictions of output words up to j as they are."""
     lm, batch = tiny_lm(vocab_size=tokenizer.vocab_size), demo_batch(tokenizer, 1)
@@ -104,6 +91,27 @@ def test_lm_targets_see_no_source_beyond_k(tokenizer):
         assert not torch.allclose(after[~same], before[~same])
 
 
+@pytest.mark.parametrize("anchor", [64, "oracle"])
+def test_lm_losses_equal_the_causal_lm_s_own(anchor, tokenizer):
+    """With the whole source visible, one sentence at a time through `transformers`' plain causal forward pass."""
+    lm = tiny_lm(vocab_size=tokenizer.vocab_size, anchor=anchor)
+    sums, counts = MultipathLM(lm)(demo_batch(tokenizer), torch.full((3,), 1000))
+    expected = torch.zeros(2, dtype=torch.float64)
+    for pair in demo_pairs()[:3]:
+        example = make_example(tokenizer, *pair)
+        X, Y = len(example.source), len(example.target) - 1
+        ids = torch.tensor([example.source + example.target[:-1]])
+        positions = torch.cat([torch.arange(X), (X if anchor == "oracle" else anchor) + torch.arange(Y)])[None]
+        logits = lm(ids, attention_mask=torch.ones_like(ids), position_ids=positions).logits[0]
+        for i, part, labels in ((0, logits[X:], example.target), (1, logits[: X - 1], example.source)):
+            expected[i] += F.cross_entropy(part, torch.tensor(labels[1:]), reduction="sum")
+    torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=1e-4)
+    assert counts.tolist() == [
+        sum(len(make_example(tokenizer, *pair).target) - 1 for pair in demo_pairs()[:3]),
+        sum(len(make_example(tokenizer, *pair).source) - 1 for pair in demo_pairs()[:3]),
+    ]
+
+
 def test_lm_loss_counts_and_padding(tokenizer):
     lm = tiny_lm(vocab_size=tokenizer.vocab_size)
     loss = MultipathLM(lm)
@@ -122,6 +130,27 @@ def test_label_smoothing_and_distillation_change_the_training_loss_alone(tokeniz
     plain, mixed = DuplexLoss(model, 0.05), DuplexLoss(model, 0.05, label_smoothing=0.2, distill=0.5)
     assert torch.equal(plain.eval()(batch, LAM)[0], mixed.eval()(batch, LAM)[0])
     assert (plain.train()(batch, LAM)[0][0] - mixed.train()(batch, LAM)[0][0]).abs() > 1
+
+
+@pytest.mark.parametrize("name", ["lm", "duplex"])
+def test_label_smoothing_by_its_definition(name, tokenizer):
+    """(1 - e) times the label's loss, e times the mean over the vocabulary."""
+    batch = demo_batch(tokenizer, 1)
+    if name == "lm":
+        model, draws = tiny_lm(vocab_size=tokenizer.vocab_size), (torch.tensor([1000]),)
+        plain, smooth = MultipathLM(model), MultipathLM(model, label_smoothing=0.2)
+        X = batch.source_ids.shape[1]
+        ids = torch.cat([batch.source_ids, batch.target_ids[:, :-1]], 1)
+        positions = torch.cat([torch.arange(X), 64 + torch.arange(ids.shape[1] - X)])[None]
+        logits = model(ids, attention_mask=torch.ones_like(ids), position_ids=positions).logits[0, X:]
+    else:
+        model, draws = tiny_grid(vocab_size=tokenizer.vocab_size), (LAM,)
+        plain, smooth = DuplexLoss(model, 0.05), DuplexLoss(model, 0.05, label_smoothing=0.2)
+        block, heatmap, real = decision_grid(model, batch)
+        logits = model.lm_logits(block.outputs)[best_masks(heatmap, batch, torch.tensor([0.05]))[0] & real]
+    uniform = -logits.log_softmax(-1).mean(-1).sum()
+    expected = 0.8 * plain.eval()(batch, *draws)[0][0] + 0.2 * uniform
+    torch.testing.assert_close(smooth.train()(batch, *draws)[0][0].double(), expected.double(), rtol=1e-5, atol=1e-4)
 
 
 def test_distilled_labels_follow_the_last_row(tokenizer):

@@ -42,6 +42,28 @@ def test_the_anchor_places_the_output():
         assert not torch.allclose(at_64, shifted(source, target).outputs)
 
 
+def test_with_one_layer_both_streams_are_the_causal_lm():
+    """Column y of row x of the output stream is s_0..s_x, then t_0..t_y at the anchor's positions; of the input stream,
+    whose cross attention leaves the seed out, t_1..t_y, then s_0..s_x."""
+    lm = tiny_lm(dtype=torch.float32, num_hidden_layers=1)
+    grid = DuplexModel.from_causal_lm(lm, anchor=64)
+    source, target = tokens(6, 5)
+    rows, columns = torch.arange(6), 64 + torch.arange(5)
+
+    def plain(ids, positions):
+        return lm(ids, attention_mask=torch.ones_like(ids), position_ids=positions.expand_as(ids)).logits
+
+    with torch.no_grad():
+        block = grid(source, target)
+        for x in range(6):
+            expected = plain(torch.cat([source[:, : x + 1], target], 1), torch.cat([rows[: x + 1], columns]))
+            found = grid.lm_logits(block.outputs[:, x])
+            torch.testing.assert_close(found, expected[:, x + 1 :], rtol=0, atol=1e-5)
+        for y in range(5):
+            expected = plain(torch.cat([target[:, 1 : y + 1], source], 1), torch.cat([columns[1 : y + 1], rows]))
+            torch.testing.assert_close(grid.lm_logits(block.inputs[:, :, y]), expected[:, y:], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("layers,X,Y", [(1, 6, 5), (1, 1, 7), (1, 7, 1), (3, 1, 1)])
 def test_equals_the_exact_form(layers, X, Y):
     grid = tiny_grid(num_hidden_layers=layers)

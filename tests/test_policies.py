@@ -101,6 +101,26 @@ def test_local_agreement_by_hand():
     assert [" ".join(stream.advance(policy)) for _ in hypotheses] == ["", "", "a", "x c", "", "", "e", "g"]
 
 
+@ENGINES
+def test_local_agreement_after_a_restore(make, tokenizer):
+    """What a later hypothesis agreed on is forgotten with the words that were read for it."""
+    engine = make(tokenizer, Limits(1.0, 8))
+    engine.first_ban[tokenizer.eos_id] = -torch.inf
+    stream, policy = engine.open(), LocalAgreement()
+    stream.read("Wir")
+    list(stream.advance(policy))
+    snapshot = stream.snapshot()
+    for word in "fahren morgen nach".split():
+        stream.read(word)
+        list(stream.advance(policy))
+    stream.restore(snapshot)
+    stream.read("fahren")
+    fresh, again = stream.snapshot(), LocalAgreement()
+    again._compare(stream)
+    assert list(stream.advance(policy)) == [] and policy.agreed == again.agreed
+    stream.restore(fresh)
+
+
 def plain_local_agreement(engine, sentence):
     """[words written after each source word], states and tokens only: no Stream, no policy."""
     tokenizer, limits = engine.tokenizer, engine.limits

@@ -13,7 +13,7 @@ from duplex_model.checkpoint import load_checkpoint
 from duplex_model.config import DuplexConfig
 from duplex_model.model import DuplexModel
 from duplex_model.settings import load_settings
-from duplex_model.train import check_model
+from duplex_model.training.build import check_model
 from duplex_model.training.settings import TrainSettings
 
 RECIPES = {path.stem: load_settings(TrainSettings, path) for path in sorted(ROOT.glob("duplex_model/recipes/*.yaml"))}

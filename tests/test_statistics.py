@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from evaluation.settings import CompareSettings
-from evaluation.statistics import Frontier, Points, compare, mean_gain, points_of_logs
+from evaluation.statistics import Frontier, Points, _tested, compare, mean_gain, points_of_logs
 
 REFERENCES = [target for _, target in demo_pairs()[:60]]
 
@@ -47,6 +47,12 @@ def test_the_gain_at_a_point_agrees_with_sacrebleu_s_paired_bootstrap():
     assert ours["BLEU"] == pytest.approx(theirs[1].score - theirs[0].score, abs=1e-9)
     assert ours["p"] == pytest.approx(theirs[1].p_value, abs=0.05) and 0.001 < ours["p"] < 0.5
     assert ours["interval"][0] < ours["BLEU"] < ours["interval"][1]
+
+
+def test_the_interval_and_the_two_sided_p_value_by_hand():
+    """Around their mean of 2, two of five resampled gains lie as far off as the observed gain; one is added to both."""
+    tested = _tested(2.0, np.array([0.0, 1.0, 2.0, 3.0, 4.0]))
+    assert tested == {"BLEU": 2.0, "interval": pytest.approx([0.1, 3.9]), "p": 0.5}
 
 
 def test_a_system_gains_nothing_over_itself():

@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
-from conftest import demo_pairs, write_files
+from conftest import demo_pairs, tiny_grid, write_files
 
+from duplex_model.data import collate, make_example
+from duplex_model.losses import DuplexLoss
 from duplex_model.path import optimal_path
-from evaluation.teacher_forced import K, head_exits, main, path_cost, reached, wait_k_exits
+from evaluation.teacher_forced import K, batches_of, head_exits, main, measure, path_cost, reached, wait_k_exits
 
 HEIGHTS = [0, 2, 3, 5, 6]  # output words of 2, 1 and 2 pieces, then EOS
 
@@ -41,6 +43,26 @@ def test_reached_is_a_share_of_the_way_at_equal_area():
         "head": {0.01: [2.25, 0.6], 0.02: [5.0, 0.85]},
     }
     assert reached(curves) == {0.01: pytest.approx((3.0 - 2.25) / (3.0 - 1.5)), 0.02: None}
+
+
+def test_no_policy_beats_the_best_path_and_the_whole_source_is_the_last_row(tokenizer):
+    model = tiny_grid(vocab_size=tokenizer.vocab_size, dtype=torch.float32)
+    examples = [make_example(tokenizer, *pair) for pair in demo_pairs()[:6]]
+    prices, thetas = [0.01, 0.1], (0.3, 0.6)
+    curves = measure(model, batches_of(examples), prices, thetas)
+    tokens = sum(len(example.target) - 1 for example in examples)
+    cells = sum(len(example.decision_rows) * (len(example.target) - 1) for example in examples)
+    for lam, (nats, area) in curves["best path"].items():
+        best = lam * area * cells - nats * tokens
+        for policy in ("wait-k", "head"):
+            for other_nats, other_area in curves[policy].values():
+                assert lam * other_area * cells - other_nats * tokens <= best + 1e-3
+    sums, counts = DuplexLoss(model, 0.02)(collate(examples), torch.tensor([0.02]))
+    assert curves["wait-k"][1000][0] == pytest.approx((sums[2] / counts[2]).item(), rel=1e-5)
+    for lam in prices:
+        for theta in thetas:
+            alone = measure(model, batches_of(examples), [lam], (theta,))["head"][lam]
+            assert curves["head"][f"{lam}, {theta}"] == pytest.approx(alone)
 
 
 def test_a_run_over_files(tmp_path, checkpoint, capsys):

@@ -1,5 +1,7 @@
 """`python -m duplex_model.train`: both stages, one by one, and what it refuses."""
 
+import shutil
+
 import pytest
 import torch
 from tiny_training import STAGES, arguments, read_log, write_config
@@ -98,9 +100,33 @@ def test_another_grid_does_not_go_on_from_a_checkpoint_or_stage_1(trained, tmp_p
         train.main([config, *arguments(trained)[1:], "--stage", "duplex"])
 
 
-def test_a_loss_that_is_no_number_ends_the_training(tmp_path):
-    write_config(tmp_path, lm={"lr": 1e30, "warmup": 0})
-    with pytest.raises(ValueError, match="the dev loss is nan; begin in another output folder with a lower lr"):
+def test_a_grid_does_not_go_on_over_another_stage_1(trained, tmp_path):
+    """More steps of stage 1 are allowed, but then what came from it has to be made anew."""
+    shutil.copytree(trained / "run", tmp_path / "run")
+    write_config(tmp_path, lm={"steps": 6})
+    with pytest.raises(ValueError, match=r"stage-duplex/checkpoint\.pt was made with another weights to begin with"):
+        train.main(arguments(tmp_path))
+
+
+def test_the_tokenizer_of_another_vocabulary_is_refused(trained, tmp_path):
+    shutil.copytree(trained / "run", tmp_path / "run")
+    write_config(tmp_path, vocab_size=600)
+    with pytest.raises(ValueError, match=r"spm\.model has 700 pieces, not vocab_size = 600; use another output folder"):
+        train.main(arguments(tmp_path))
+
+
+def test_a_stage_that_the_recipe_lacks_is_an_error(tmp_path):
+    write_config(tmp_path, lm=None, duplex={"from_scratch": True})
+    with pytest.raises(ValueError, match="has no section lm"):
+        train.main(arguments(tmp_path, "run", "--stage", "lm"))
+
+
+@pytest.mark.parametrize(
+    "stage,message", [("lm", "the dev loss is nan; begin in another output folder"), ("duplex", "lower lr")]
+)
+def test_a_loss_that_is_no_number_ends_the_training(stage, message, tmp_path):
+    write_config(tmp_path, **{stage: {"lr": 1e30, "warmup": 0}})
+    with pytest.raises(ValueError, match=message):
         train.main(arguments(tmp_path))
 
 

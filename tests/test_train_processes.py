@@ -15,7 +15,7 @@ from duplex_model import train
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.data import collate, make_example
 from duplex_model.tokenizer import Tokenizer
-from duplex_model.training.loop import Run, backward
+from duplex_model.training.loop import BatchStream, Run, backward
 
 # Five sentences on two processes: unequal batches, so unequal counts of tokens and cells.
 SHARES = (slice(0, 2), slice(2, 5))
@@ -51,12 +51,24 @@ def process(rank, port, model_file, folder):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     tokenizer = Tokenizer(model_file)
+    BatchStream.__getitem__ = noted(BatchStream.__getitem__, folder / f"batches-{rank}.txt")
     if rank == 0:
         Run._write, train.save = slow(Run._write), slow(train.save)
     for _ in range(2):  # the second time, each process resumes from the last checkpoints
         train.main(arguments(folder))
     torch.save({name: gradients(name, tokenizer, SHARES[rank]) for name in STAGES}, folder / f"gradients-{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def noted(function, path):
+    """`function`, which writes the batch numbers that it is asked for into a file."""
+
+    def wrapped(stream, number):
+        with open(path, "a") as file:
+            file.write(f"{number}\n")
+        return function(stream, number)
+
+    return wrapped
 
 
 def slow(function):
@@ -94,6 +106,12 @@ def test_two_processes_have_the_gradient_of_their_union(name, processes, tokeniz
         assert expected.abs().max() > 0, key
         for part in parts:
             torch.testing.assert_close(part[key], expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+def test_each_process_has_its_own_batches(processes):
+    """Two steps of each of the two stages."""
+    numbers = [(processes[0] / f"batches-{rank}.txt").read_text().split() for rank in (0, 1)]
+    assert numbers == [["0", "2"] * 2, ["1", "3"] * 2]
 
 
 def test_main_in_two_processes(processes):

@@ -34,6 +34,87 @@ def test_learning_rate_ends_at_two_percent():
     assert learning_rate(999, StageSettings(steps=1000, budget=1, lr=1.0, warmup=0, decay=0.0)) == 1.0
 
 
+# One step
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_steps_equal_a_plain_loop(name, tokenizer, tmp_path, monkeypatch):
+    """Three steps, so that the clipped gradients and the learning rates show behind Adam's normalisation."""
+    settings = replace(SETTINGS[name], dropout=0.0, ema=0.0, label_smoothing=0.0, clip=0.05, weight_decay=0.1)
+    if name == "duplex":
+        settings = replace(settings, emit_weight=0.3)
+    monkeypatch.setitem(SETTINGS, name, settings)
+    run, stream, _ = start(name, tokenizer, tmp_path)
+    weights = torch.tensor(run.stage.weights)
+    assert len(set(run.stage.weights)) > 1
+    plain = make_stage(name, tokenizer.vocab_size)
+    optimizer = torch.optim.AdamW(plain.module.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
+    for step in range(3):
+        run._advance(stream, weights)
+        batch = stream[step]
+        torch.manual_seed(hash((1, step, 0)) % (1 << 31))
+        sums, counts = plain.module(batch, *plain.draw(batch))
+        loss = sum(w * total / count.clamp_min(1) for w, total, count in zip(weights, sums, counts, strict=True))
+        optimizer.zero_grad()
+        loss.backward()
+        assert torch.nn.utils.clip_grad_norm_(plain.module.parameters(), 0.05) > 0.05
+        optimizer.param_groups[0]["lr"] = learning_rate(step, settings)
+        optimizer.step()
+    for (key, mine), theirs in zip(run.raw_module.named_parameters(), plain.module.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6, msg=key)
+
+
+def test_epochs_have_the_same_examples_in_another_order(tokenizer):
+    examples = [make_example(tokenizer, *pair) for pair in SHORTEST[:12]]
+    stream = BatchStream(examples, 160, lambda X, Y: X + Y, seed=1)
+
+    def epoch(number):
+        return [
+            row.tolist()
+            for i in range(len(stream.batches))
+            for row in stream[number * len(stream.batches) + i].source_ids
+        ]
+
+    first, second = epoch(0), epoch(1)
+    assert first != second
+    assert sorted(filter(None, sum(first, []))) == sorted(filter(None, sum(second, [])))
+
+
+# The stages' draws and scores
+
+
+def test_k_is_drawn_from_one_to_all_words(tokenizer):
+    batch = collate([make_example(tokenizer, "Das ist ein gutes Buch", "x")] * 2000)
+    (k,) = make_stage("lm", tokenizer.vocab_size).draw(batch)
+    assert set(k.tolist()) == {1, 2, 3, 4, 5} and k.bincount()[1:].min() > 300
+
+
+def test_prices_are_log_uniform(tokenizer, monkeypatch):
+    monkeypatch.setitem(SETTINGS, "duplex", replace(SETTINGS["duplex"], lam_min=0.001, lam_max=0.1, lam_draws=2000))
+    (lam,) = make_stage("duplex", tokenizer.vocab_size).draw(collate([make_example(tokenizer, "Ja", "Yes")]))
+    assert 0.001 <= lam.min() < 0.0012 and 0.08 < lam.max() <= 0.1
+    assert lam.median().item() == pytest.approx(0.01, rel=0.2)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_scores_are_those_of_the_module(name, tokenizer):
+    """Over two batches of different sizes, as one."""
+    stage, examples = make_stage(name, tokenizer.vocab_size), [make_example(tokenizer, *p) for p in SHORTEST[:5]]
+    scores = stage.validate(stage.module.eval(), [collate(examples[:2]), collate(examples[2:])])
+    whole = collate(examples)
+    if name == "lm":
+        for key, k in (("k1", 1), ("k3", 3), ("full", 1000)):
+            sums, counts = stage.module(whole, torch.full((5,), k))
+            assert scores[key] == pytest.approx((sums[0] / counts[0]).item(), rel=1e-5)
+        assert scores["score"] == pytest.approx((scores["k1"] + scores["k3"] + scores["full"]) / 3)
+    else:
+        low, high = stage.settings.lam_min, stage.settings.lam_max
+        sums, counts = stage.module(whole, torch.tensor([low, (low * high) ** 0.5, high]))
+        for i, key in enumerate(stage.module_terms):
+            assert scores[key] == pytest.approx((sums[i] / counts[i]).item(), rel=1e-5)
+        assert scores["score"] == pytest.approx(scores["lm"] + stage.settings.emit_weight * scores["emit"])
+
+
 # What is trained and what is kept
 
 
@@ -106,10 +187,14 @@ def test_resuming_is_exact(name, tokenizer, tmp_path):
     cut, stream, dev = start(name, tokenizer, tmp_path / "cut")
     with pytest.raises(PowerCut):
         cut.train(CutStream(stream, 3), dev)
+    with open(tmp_path / "cut" / "log.jsonl", "a") as log:
+        log.write('{"step": 4}\n{"step": 5, "l')  # a cut between log and checkpoint
     resumed, stream, dev = start(name, tokenizer, tmp_path / "cut", init_seed=5)
     assert (resumed.step, resumed.cells) == (3, cut.cells)
     assert resumed.train(stream, dev) == best
     assert resumed.cells == run.cells
+    steps = [[record["step"] for record in read_log(tmp_path / folder)] for folder in ("whole", "cut")]
+    assert steps[0] == steps[1]
     expected = run.raw_module.state_dict()
     for key, value in resumed.raw_module.state_dict().items():
         assert torch.equal(value, expected[key]), key
@@ -125,7 +210,7 @@ def test_training_learns_and_keeps_the_best(tokenizer, tmp_path):
     run, stream, dev = start("lm", tokenizer, tmp_path)
     best = run.train(stream, dev)
     scores = [record["dev_score"] for record in read_log(tmp_path) if "dev_score" in record]
-    assert len(scores) == 3
+    assert len(scores) == 3 and scores[-1] < scores[0]
     assert best == pytest.approx(min(scores), abs=1e-4)
     assert run.validate(dev)["score"] == best
 

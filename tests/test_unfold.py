@@ -1,22 +1,41 @@
-import re
-
 from conftest import demo_pairs
 
 from duplex_model.checkpoint import load_checkpoint
-from duplex_model.engine import Engine, Limits, translate
+from duplex_model.engine import Engine, Limits
 from duplex_model.policies import EmitHeadPolicy
 from evaluation.unfold import unfold
 
 
-def test_unfolding_shows_every_word_with_its_probability(checkpoint):
+class Noting:
+    """The policy, and what it was told: the EMIT probability at each of its states, in order."""
+
+    def __init__(self, policy):
+        self.policy, self.told = policy, []
+
+    def emits(self, stream):
+        self.told.append(stream.emit_probability(self.policy.lam))
+        return self.policy.emits(stream)
+
+
+def test_unfolding_shows_every_decision_with_its_probability(checkpoint):
+    """Each source word's line against another run of the same sentence."""
     engine, policy = Engine(*load_checkpoint(checkpoint), Limits(0.5, 5)), EmitHeadPolicy(0.05)
     source, _ = demo_pairs()[0]
-    words, _ = translate(engine, source, policy)
-    lines = unfold(engine, source, policy)
-    assert [line.split()[0] for line in lines] == source.split()
-    shown = [part.split()[-1] for line in lines for part in line.split(" | ") if "EMIT" in part]
-    assert shown == words
-    for probability in re.findall(r"EMIT (0\.\d\d)", "".join(lines)):
-        assert float(probability) >= 0.5
-    for probability in re.findall(r"WAIT (0\.\d\d)", "".join(lines)):
-        assert float(probability) <= 0.5
+    lines, stream = unfold(engine, source, policy), engine.open()
+    emitted = waited = 0
+    for line, word in zip(lines, stream.feed(source), strict=True):
+        noting = Noting(policy)
+        words = list(stream.advance(noting))
+        if stream.source_finished:
+            expected = [f"EMIT {text}" for text in words] + ["end of sentence"]
+        else:
+            expected = [f"EMIT {p:.2f} {text}" for p, text in zip(noting.told, words, strict=False)]
+            emitted += len(words)
+            if len(noting.told) > len(words):
+                assert noting.told[-1] <= 0.5
+                expected.append(f"WAIT {noting.told[-1]:.2f}")
+                waited += 1
+            else:
+                expected.append("WAIT (output limit)")
+        assert line.split() == [word, *" | ".join(expected).split()]
+    assert emitted and waited

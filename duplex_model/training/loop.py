@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import DistributedType
+from accelerate.utils import broadcast
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -24,14 +25,7 @@ from tqdm import tqdm
 
 from duplex_model.data import collate, make_batches
 
-MAY_CHANGE = (
-    "steps",
-    "decay",
-    "validate_every",
-    "log_every",
-    "checkpoint_minutes",
-    "average",
-)  # when a run is taken up again
+MAY_CHANGE = ("steps", "decay", "validate_every", "log_every", "checkpoint_minutes")  # when a run is taken up again
 
 
 def learning_rate(step, settings):
@@ -70,10 +64,9 @@ def load_trained(module, state):
     set_model_state_dict(module, state, options=replace(WHOLE, strict=False))
 
 
-def fingerprint(module):
-    """A number that tells other frozen weights, which no checkpoint holds, from these."""
-    frozen = (parameter for parameter in module.parameters() if not parameter.requires_grad)
-    return f"{sum(parameter.detach().abs().sum(dtype=torch.float64).item() for parameter in frozen):.9g}"
+def fingerprint(parameters):
+    """A number that tells other weights from these."""
+    return f"{sum(parameter.detach().abs().sum(dtype=torch.float64).item() for parameter in parameters):.9g}"
 
 
 class BatchStream:
@@ -113,14 +106,15 @@ class Run:
         """made_of: what else the weights depend on; a checkpoint made of something else is refused."""
         self.accelerator, self.stage, self.settings = accelerator, stage, settings
         self.folder = Path(folder)
-        self.made_of = {"seed": seed, "frozen weights": fingerprint(stage.module), **made_of}
+        frozen = [parameter for parameter in stage.module.parameters() if not parameter.requires_grad]
+        self.made_of = {"seed": seed, "frozen weights": fingerprint(frozen), **made_of}
         self.made_of |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
         self.folder.mkdir(parents=True, exist_ok=True)
         trained = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay)
         self.sharded = accelerator.distributed_type == DistributedType.FSDP
-        if self.sharded and (settings.ema or getattr(settings, "average", (0.0,)) != (0.0,)):
-            raise ValueError("averaged weights (ema, average) need whole models; leave them out with FSDP")
+        if self.sharded and settings.ema:
+            raise ValueError("averaged weights (ema) need whole models; leave them out with FSDP")
         if self.sharded:
             plugin = accelerator.state.fsdp_plugin
             plugin.transformer_cls_names_to_wrap = list(stage.layers)  # else it would keep the first stage's
@@ -134,6 +128,12 @@ class Run:
         self.module, self.optimizer = accelerator.prepare(stage.module, optimizer)
         self.step, self.best, self.cells, self.seconds = 0, float("inf"), 0, 0.0
         self._load()
+
+    def _due(self, due):
+        """Whether the first process's clock says so: sharded weights are gathered by all processes at once."""
+        if not self.sharded:
+            return due
+        return bool(broadcast(torch.tensor(float(due), device=self.accelerator.device)).item())
 
     @property
     def raw_module(self):
@@ -156,7 +156,7 @@ class Run:
             if self.step % self.settings.validate_every == 0 or self.step == self.settings.steps:
                 self._validate(dev_batches)
                 logged += time.monotonic() - now  # validation is not training time
-            if now - saved > 60 * self.settings.checkpoint_minutes or self.step == self.settings.steps:
+            if self._due(now - saved > 60 * self.settings.checkpoint_minutes) or self.step == self.settings.steps:
                 self._save()
                 saved = now
         self.accelerator.wait_for_everyone()  # the main process writes what all read
@@ -185,18 +185,16 @@ class Run:
         self.cells += int(self.stage.work(batch)) * accelerator.num_processes
         return means, counts
 
-    def validate(self, dev_batches):
-        """The stage's dev scores of the module as it is."""
-        return self._scores(self.raw_module, dev_batches)
-
-    def _scores(self, module, dev_batches):
+    def validate(self, dev_batches, module=None):
+        """The stage's dev scores of `module`, or of the trained one as it is."""
+        module = module or self.raw_module
         module.eval()
         with torch.no_grad(), self.accelerator.autocast():
             return self.stage.validate(module, dev_batches)
 
     def _validate(self, dev_batches):
         kept = self.raw_module if self.averaged is None else self.averaged.module
-        scores = self._scores(kept, dev_batches)
+        scores = self.validate(dev_batches, kept)
         self._log({f"dev_{name}": value for name, value in scores.items()})
         if not math.isfinite(scores["score"]):
             raise ValueError(
@@ -251,7 +249,8 @@ class Run:
             self._cut_log()
 
     def _cut_log(self):
-        """Drop the log's records of steps after the checkpoint: they come again."""
+        """Drop the log's records of steps after the checkpoint, which come again, and what a cut left of a line."""
         log = self.folder / "log.jsonl"
         lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.is_file() else []
+        lines = [line for line in lines if line.endswith("\n")]
         log.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.step), encoding="utf-8")

@@ -52,14 +52,11 @@ class DuplexSettings(StageSettings):
     emit_weight: float = 1.0
     distill: float = 0.0  # share of the last row's distribution in the labels of the rows above
     from_scratch: bool = False  # ignore the stage-1 weights
-    average: tuple[float, ...] = (0.0,)  # shares of the initial weights to average in; the best on dev is kept
 
     def __post_init__(self):
         super().__post_init__()
         if self.lam_draws < 1:
             raise ValueError(f"lam_draws = {self.lam_draws}: without a drawn lam the EMIT head learns nothing")
-        if not self.average or not all(0 <= share <= 1 for share in self.average):
-            raise ValueError(f"average = {list(self.average)}: give at least one share between 0 and 1")
         if not 0 < self.lam_min <= self.lam_max or not self.lam_lm > 0:
             raise ValueError(
                 f"lam_min = {self.lam_min}, lam_max = {self.lam_max}, lam_lm = {self.lam_lm}: prices of latency must "
@@ -109,5 +106,3 @@ class TrainSettings:
             raise ValueError(f"backbone_dtype = {self.backbone_dtype!r}: use float32 or bfloat16")
         if self.backbone_dtype == "bfloat16" and (self.lora is None or self.precision != "bf16"):
             raise ValueError("backbone_dtype bfloat16 is for frozen weights: set `lora`, and precision: bf16")
-        if self.lora is not None and self.duplex.average != (0.0,):
-            raise ValueError("duplex.average mixes whole models; leave it out with `lora`")

@@ -16,10 +16,10 @@ import torch
 from accelerate import Accelerator
 
 from duplex_model.data import load_examples, read_pairs
-from duplex_model.losses import DuplexLoss, grid_masks
+from duplex_model.losses import best_masks, decision_grid
 from duplex_model.model import DuplexModel, cast_weights
 from duplex_model.settings import add_data_dir, load_settings
-from duplex_model.train import build_config, build_tokenizer, prepare
+from duplex_model.training.build import build_config, build_tokenizer, prepare
 from duplex_model.training.loop import BatchStream, backward
 from duplex_model.training.settings import TrainSettings
 from duplex_model.training.stages import DuplexStage
@@ -72,10 +72,9 @@ def peak_memory(device):
 
 def lm_cells(module, batch):
     """Cells that L_LM counts for `batch`, with the weights as they are."""
-    real, _, _ = grid_masks(batch)
     with torch.no_grad():
-        _, heatmap = module.grid(batch, real)
-        return (DuplexLoss.paths(heatmap, batch, heatmap.new_tensor([module.lam_lm]))[0] & real).sum()
+        _, heatmap, real = decision_grid(module.model, batch)
+        return (best_masks(heatmap, batch, heatmap.new_tensor([module.lam_lm]))[0] & real).sum()
 
 
 def measure(accelerator, stage, stream, steps):
