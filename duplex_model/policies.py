@@ -75,13 +75,16 @@ class LocalAgreement:
     """
 
     def __init__(self):
+        self._forget()
+
+    def _forget(self):
         self.words_read = 0  # when the last hypothesis was made
         self.begin, self.words = 0, []  # output words before it, and its own
         self.agreed = 0  # output words that may be written
 
     def emits(self, stream):
         if stream.words_read < self.words_read:
-            self.__init__()  # a stream that was taken back
+            self._forget()  # the stream was taken back
         if stream.words_read > self.words_read:
             self._compare(stream)
         return stream.words_written < self.agreed

@@ -58,9 +58,9 @@ def equal_latency(place):
     """
     if place["system"] is None:
         return "never", "-"
-    sign, low, high = "<= " if place["at_most"] else "", place["system"], place["baseline"]
-    told = min(low, high) > 0 and not (place["at_most"] and low > high)
-    return f"{sign}{low:.2f}", f"{sign}{low / high:.0%}" if told else "-"
+    sign, system, baseline = "<= " if place["at_most"] else "", place["system"], place["baseline"]
+    told = min(system, baseline) > 0 and not (place["at_most"] and system > baseline)
+    return f"{sign}{system:.2f}", f"{sign}{system / baseline:.0%}" if told else "-"
 
 
 def comparison_text(comparison):

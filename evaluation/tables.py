@@ -36,10 +36,10 @@ SIGNS = [
 
 
 def columns_of(results):
-    """The COLUMNS that the test configuration asked for, with COMET only where a point has it (`evaluation.comet`)."""
-    shown = {key for key, _, _ in NAMES} | set(results[0].get("metrics", METRICS))
-    if not any("COMET" in result["scores"] for result in results):
-        shown.discard("COMET")
+    """The COLUMNS that the test configuration asked for, and COMET if a point has it (`evaluation.comet`)."""
+    shown = {key for key, _, _ in NAMES} | set(results[0].get("metrics", METRICS)) - {"COMET"}
+    if any("COMET" in result["scores"] for result in results):
+        shown.add("COMET")
     return [column for column in COLUMNS if column[0] in shown]
 
 

@@ -115,10 +115,7 @@ def test_local_agreement_after_a_restore(make, tokenizer):
         list(stream.advance(policy))
     stream.restore(snapshot)
     stream.read("fahren")
-    fresh, again = stream.snapshot(), LocalAgreement()
-    again._compare(stream)
-    assert list(stream.advance(policy)) == [] and policy.agreed == again.agreed
-    stream.restore(fresh)
+    assert list(stream.advance(policy)) == [] and policy.agreed == stream.words_written
 
 
 def plain_local_agreement(engine, sentence):

@@ -307,5 +307,6 @@ def test_comet_is_shown_where_a_point_has_it(tmp_path):
         assert any(line.startswith(f"| wait-k | {start}") for line in lines), start
     assert "- COMET (wait-k): `model:m|version:2`" in lines
     assert "0.8123" in table(scored) and "COMET" not in table(RESULTS)
+    assert "0.8123" in table([{**point, "metrics": ["BLEU"]} for point in scored])  # scored after the sweep
     head, *rows = csv.reader((folder / "results.csv").read_text().splitlines())
     assert [row[head.index("COMET")] for row in rows] == ["", "", "0.81234", "", ""]
