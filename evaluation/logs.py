@@ -3,6 +3,7 @@
 import fcntl
 import json
 from contextlib import contextmanager
+from functools import reduce
 
 from agents.base import LOG
 from duplex_model.checkpoint import checkpoint_files, checkpoint_folder
@@ -26,9 +27,16 @@ def merge(folder, tasks):
     """Join the logs of a point's finished shards in `folder`, as one run over all sentences would have written them."""
     if [task.folder for task in tasks] == [folder]:
         return
-    replace_file(folder / CIRCUMSTANCES, (tasks[-1].folder / CIRCUMSTANCES).read_bytes())
+    write_json(reduce(joined, (read_json(task.folder / CIRCUMSTANCES) for task in tasks)), folder / CIRCUMSTANCES)
     for name in (LOG, TIMING):
         replace_file(folder / name, b"".join((task.folder / name).read_bytes() for task in tasks))
+
+
+def joined(earlier, now):
+    """The circumstances of a log whose sentences were made in two parts: both are told where they differ."""
+    if isinstance(now, dict):
+        return {key: joined(earlier.get(key, value), value) for key, value in now.items()}
+    return earlier if now in earlier.split(", then ") else f"{earlier}, then {now}"
 
 
 def whole_lines(path):

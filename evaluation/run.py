@@ -22,8 +22,19 @@ from tqdm import tqdm
 
 from duplex_model.checkpoint import checkpoint_files, checkpoint_folder, load_checkpoint
 from duplex_model.engine import Engine
-from evaluation.files import write_json
-from evaluation.logs import CIRCUMSTANCES, LOG, TIMING, claim, identity, keep_lines, merge, only_run, whole_lines
+from evaluation.files import read_json, write_json
+from evaluation.logs import (
+    CIRCUMSTANCES,
+    LOG,
+    TIMING,
+    claim,
+    identity,
+    joined,
+    keep_lines,
+    merge,
+    only_run,
+    whole_lines,
+)
 from evaluation.measurement import versions
 from evaluation.settings import Point, simuleval_arguments
 
@@ -90,13 +101,15 @@ def run_task(task):
         done = task.done
         for name in (LOG, TIMING):
             keep_lines(task.folder / name, done)
+        how = task.folder / CIRCUMSTANCES
+        if done and not how.is_file():
+            raise ValueError(f"{task.folder} is of an earlier version; use --fresh (make: FRESH=1) to start over")
         if done >= task.end - task.start:
-            if not (task.folder / CIRCUMSTANCES).is_file():
-                raise ValueError(f"{task.folder} is of an earlier version; use --fresh (make: FRESH=1) to start over")
             return
         at_a_time = f", {task.jobs} at a time" if task.jobs else ""
         device = f"cpu, {task.threads} thread(s) a point{at_a_time}, {platform.machine()}"
-        write_json({"versions": versions(), "device": device}, task.folder / CIRCUMSTANCES)
+        now = {"versions": versions(), "device": device}
+        write_json(joined(read_json(how), now) if done else now, how)
         torch.set_num_threads(task.threads)
         args = simuleval_arguments(
             task.point, task.source, task.reference, task.folder, task.latency_unit, task.start + done

@@ -84,6 +84,20 @@ def tokens(X, Y, B=2, seed=1, vocab=90):
     return tuple(torch.randint(5, vocab, (B, n), generator=generator) for n in (X, Y))
 
 
+def random_walk(state, source, target, rng):
+    """Read and write in random order, several rows at a time; yields the state at each step."""
+    x, y = len(state.source_ids), len(state.target_ids)
+    while x < len(source) or y < len(target):
+        if y == len(target) or (x < len(source) and rng.random() < 0.5):
+            step = rng.randint(1, min(3, len(source) - x))
+            state = state.read(source[x : x + step])
+            x += step
+        else:
+            state = state.write(target[y])
+            y += 1
+        yield state, x, y
+
+
 def grid_engine(tokenizer, limits=None, **overrides):
     config = {"vocab_size": tokenizer.vocab_size, "anchor": 64, **overrides}
     return Engine(tiny_grid(dtype=torch.float32, **config), tokenizer, limits or Limits(1.0, 4))

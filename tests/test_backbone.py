@@ -4,9 +4,8 @@ import random
 
 import pytest
 import torch
-from conftest import TINY
-from test_backbone_tokenizer import fast_tokenizer
-from test_states import random_walk
+from conftest import TINY, random_walk
+from tiny_tokenizers import fast_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,

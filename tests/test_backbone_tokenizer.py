@@ -6,68 +6,28 @@ import pytest
 from conftest import SHARED, demo_pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tokenizer import FOREIGN, SENTENCES
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tiny_tokenizers import (
+    BYTES,
+    FOREIGN,
+    KINDS,
+    REAL,
+    SENTENCES,
+    SPECIAL,
+    TURNS,
+    fast_tokenizer,
+    gpt2_like,
+    real_lines,
+)
 from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from duplex_model.backbone_tokenizer import BackboneTokenizer, has_inner_blank, source_start
-from duplex_model.data import make_example, read_lines
+from duplex_model.data import make_example
 from duplex_model.tokenizer import Tokenizer, train_tokenizer
 
-QWEN_SPLIT = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TURNS
-BYTES = pre_tokenizers.ByteLevel.alphabet()
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-
-
-def gpt2_like():
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return backend, trainers.BpeTrainer(vocab_size=700, special_tokens=SPECIAL, initial_alphabet=BYTES)
-
-
-def qwen_like():
-    backend, trainer = gpt2_like()
-    backend.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    return backend, trainer
-
-
-def llama2_like():
-    backend = Backend(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return backend, trainers.BpeTrainer(vocab_size=900, special_tokens=SPECIAL + fallback_pieces())
-
-
-def metaspace_unigram():
-    backend = Backend(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    trainer = trainers.UnigramTrainer(vocab_size=900, special_tokens=SPECIAL + fallback_pieces(), unk_token="<unk>")
-    return backend, trainer
-
-
-def fallback_pieces():
-    return ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
-
-
-KINDS = {"gpt2": gpt2_like, "qwen": qwen_like, "llama2": llama2_like, "unigram": metaspace_unigram}
-
-
-def fast_tokenizer(kind, **special):
-    """A `transformers` tokenizer of this kind trained on the demo sentences."""
-    backend, trainer = KINDS[kind]()
-    backend.train_from_iterator((" ".join(line.split()) for pair in demo_pairs() for line in pair), trainer)
-    description = json.loads(backend.to_str())  # the trainer knows no other way to ask for the byte pieces
-    description["added_tokens"] = [t for t in description["added_tokens"] if t["content"] in (*SPECIAL, "<unk>")]
-    backend = Backend.from_str(json.dumps(description))
-    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TURNS, **special}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
 @pytest.fixture(scope="module")
@@ -229,21 +189,6 @@ def test_saves_and_loads(tokenizer, tmp_path):
     assert loaded.encode("Hallo 😀 <unk>") == tokenizer.encode("Hallo 😀 <unk>")
     assert (loaded.start_ids, loaded.seed_id, loaded.eos_id) == ((1, 2), 0, tokenizer.eos_id)
     assert loaded.special_ids == tokenizer.special_ids and loaded.opening_ids == tokenizer.opening_ids
-
-
-REAL = {  # language -> (files below the data folder, lines to take)
-    "de": (["tatoeba-de-en/train.de"], 3000),
-    "fr": (["multi30k/train.fr"], 3000),
-    "vi": (["iwslt15-en-vi/tst2012.vi", "iwslt15-en-vi/tst2013.vi"], 2821),
-    "zh": (["simust-c-en-zh/test.zh"], 1400),
-}
-
-
-def real_lines(language):
-    files, count = REAL[language]
-    lines = [line for file in files for line in read_lines(SHARED / file)][:count]
-    assert len(lines) == count
-    return lines
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the parallel text of the shared data folder")

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from conftest import ROOT
-from test_report import RESULTS, write_folder
+from tiny_results import RESULTS, write_folder
 from tiny_sweep import write_config
 
 from evaluation.__main__ import main as evaluate

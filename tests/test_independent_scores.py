@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from test_evaluation import write_config
+from tiny_sweep import write_config
 
 from evaluation.__main__ import main
 from evaluation.metrics import read_records, score_log

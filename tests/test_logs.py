@@ -4,7 +4,7 @@ import pytest
 from tiny_sweep import write_config
 
 from evaluation.__main__ import main
-from evaluation.logs import keep_lines, only_run, whole_lines
+from evaluation.logs import joined, keep_lines, only_run, whole_lines
 
 
 def test_cut_lines_are_dropped(tmp_path):
@@ -16,6 +16,13 @@ def test_cut_lines_are_dropped(tmp_path):
     path.write_bytes(b'{"a": 1}\n{"b": \n{"c": 2}\n')
     assert whole_lines(path) == 1
     assert whole_lines(tmp_path / "none") == 0
+
+
+def test_both_circumstances_of_a_log_made_in_parts_are_told():
+    first, second = ({"versions": {"torch": version}, "device": "cpu"} for version in ("2.12", "2.13"))
+    both = {"versions": {"torch": "2.12, then 2.13"}, "device": "cpu"}
+    assert joined(first, first) == first
+    assert joined(first, second) == joined(both, second) == both
 
 
 def test_two_runs_into_one_folder_are_refused(tmp_path, checkpoint):

@@ -11,7 +11,7 @@ import torch
 import yaml
 from conftest import ROOT, TINY, demo_pairs
 from safetensors.torch import load_file, save_file
-from test_backbone_tokenizer import fast_tokenizer
+from tiny_tokenizers import fast_tokenizer
 from tiny_training import STAGES, read_log
 from transformers import AutoModelForCausalLM, Qwen2Config
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import SHARED, demo_pairs, simuleval, write_files
-from test_backbone_tokenizer import REAL, real_lines
-from test_states import random_walk
+from conftest import SHARED, demo_pairs, random_walk, simuleval, write_files
+from tiny_tokenizers import REAL, real_lines
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from duplex_model import train

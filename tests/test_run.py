@@ -1,6 +1,8 @@
 """Sweeps that are killed, split and run side by side: the logs of one undisturbed run."""
 
+import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -95,7 +97,9 @@ def test_every_baseline_runs_in_process(tmp_path, checkpoint):
     systems[:2] = [{**system, **both} for system in systems[:2]]
     config, out = write_config(tmp_path, checkpoint, sentences=3, systems=systems, examples=[]), tmp_path / "out"
     main([str(config), "--output", str(out), "--limit", "2"])
-    main([str(config), "--output", str(out)])  # goes on with the third sentence
+    main([str(config), "--output", str(out), "--jobs", "2"])  # goes on with the third sentence
+    devices = {result["device"] for result in json.loads((out / "results.json").read_text())}
+    assert devices == {", then ".join(f"cpu, 1 thread(s) a point, {n} at a time, {platform.machine()}" for n in (1, 2))}
     engines = {name: Engine(*load_checkpoint(checkpoint, name), Limits(0.3, 3)) for name in ("duplex", "lm")}
     for folder, backbone, policy_of in (
         ("confidence_backbone=duplex", "duplex", lambda *_: Confidence(0.2)),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from conftest import tiny_grid, tiny_lm, tokens
+from conftest import random_walk, tiny_grid, tiny_lm, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from duplex_model.data import collate, make_example
@@ -12,20 +12,6 @@ from duplex_model.lm import prefix_mask
 from duplex_model.states import GridState, LmState
 
 LAM = torch.tensor([0.01, 0.1])
-
-
-def random_walk(state, source, target, rng):
-    """Read and write in random order, several rows at a time; yields the state at each step."""
-    x, y = len(state.source_ids), len(state.target_ids)
-    while x < len(source) or y < len(target):
-        if y == len(target) or (x < len(source) and rng.random() < 0.5):
-            step = rng.randint(1, min(3, len(source) - x))
-            state = state.read(source[x : x + step])
-            x += step
-        else:
-            state = state.write(target[y])
-            y += 1
-        yield state, x, y
 
 
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-4)])

@@ -2,7 +2,7 @@ import json
 
 import torch
 from conftest import TINY
-from test_backbone_tokenizer import fast_tokenizer
+from tiny_tokenizers import fast_tokenizer
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from evaluation.step_cost import main

@@ -1,21 +1,10 @@
 import pytest
-from conftest import demo_pairs
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_tokenizers import FOREIGN, SENTENCES
 
 from duplex_model.tokenizer import Tokenizer
 
-SENTENCES = [line for pair in demo_pairs() for line in pair]
-# What is not ASCII here is in no demo sentence, so it is written in bytes.
-FOREIGN = {
-    "emoji": "a 😀 b👨‍👩‍👧c",
-    "cjk": "日本語 我们",
-    "literal U+2581": "a▁b ▁ ▁▁ c▁ ▁d",
-    "combining": "e\u0301 n\u0303o",
-    "zero width": "x\u200by \ufeffz",
-    "null": "x\x00y",
-    "replacement character": "a\ufffdb",
-}
 SPECIAL_SPELLINGS = ["<pad>", "<unk>", "<s>", "</s>", "<target>", "<0x41>", "a</s>b"]
 
 
