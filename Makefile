@@ -10,7 +10,7 @@ COMET := .venv-comet/.ready
 .PHONY: demo test test-pretrained lint train sweep data report comet clean
 
 demo: $(READY)  ## five lam, five k and both whole-sentence systems on the packaged sentences; LIMIT=n for the first n, FRESH=1 to run again, JOBS=n points at once
-	$(BIN)/python -m evaluation eval_configs/demo.yaml --jobs $(JOBS) $(if $(LIMIT),--limit $(LIMIT) --output runs/demo-$(LIMIT)) $(if $(FRESH),--fresh)
+	$(BIN)/python -m evaluation eval_configs/demo.yaml --jobs $(JOBS) $(if $(LIMIT),--limit $(LIMIT)) $(if $(FRESH),--fresh)
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -25,8 +25,8 @@ lint: $(READY)
 train: $(READY)  ## CONFIG=duplex_model/recipes/NAME.yaml DATA=folder; PROCESSES=n train together, each with the recipe's budget
 	$(BIN)/python $(if $(PROCESSES),-m torch.distributed.run --standalone --nproc-per-node $(PROCESSES)) -m duplex_model.train $(CONFIG) --data-dir $(DATA)
 
-sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder; JOBS=n tasks at once, SHARDS=n parts of the test set, CLUSTER=slurm
-	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA) --jobs $(JOBS) $(if $(SHARDS),--shards $(SHARDS)) $(if $(CLUSTER),--cluster $(CLUSTER)) $(if $(FRESH),--fresh)
+sweep: $(READY)  ## CONFIG=eval_configs/NAME.yaml DATA=folder; JOBS=n tasks at once, SHARDS=n parts of the test set, LIMIT=n for the first n sentences, CLUSTER=slurm
+	$(BIN)/python -m evaluation $(CONFIG) --data-dir $(DATA) --jobs $(JOBS) $(if $(LIMIT),--limit $(LIMIT)) $(if $(SHARDS),--shards $(SHARDS)) $(if $(CLUSTER),--cluster $(CLUSTER)) $(if $(FRESH),--fresh)
 
 data: $(READY)  ## LANGUAGES=de-en, and TESTSET=iwslt17: one of sacreBLEU's test sets, or DATASET=Statmt-europarl-10-deu-eng: training text of mtdata's into DATA=folder
 	$(BIN)/python -m $(if $(DATASET),duplex_model.training.fetch $(DATASET) $(LANGUAGES) --data-dir $(DATA),evaluation.testsets $(TESTSET) $(LANGUAGES))
@@ -51,5 +51,5 @@ $(COMET):
 	.venv-comet/bin/pip install --quiet 'unbabel-comet>=2.2.7,<3' 'setuptools>=77,<81'
 	touch $@
 
-clean:
-	rm -rf .venv .venv-comet runs/demo-* results/*/logs
+clean:  ## the environments and short demos; trainings and the logs of sweeps stay
+	rm -rf .venv .venv-comet runs/demo-*

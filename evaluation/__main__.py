@@ -11,6 +11,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+from sacrebleu.metrics import BLEU
 from simuleval.data.dataloader import TextToTextDataloader
 
 from agents.duplex_agent import DuplexAgent
@@ -18,7 +19,7 @@ from duplex_model.checkpoint import check_checkpoint, load_checkpoint
 from duplex_model.data import check_aligned, read_lines
 from duplex_model.engine import Engine
 from duplex_model.settings import add_data_dir, load_settings
-from evaluation.comet import ENVIRONMENT, add_comet, checked_model, package_version
+from evaluation.comet import ENVIRONMENT, checked_model, package_version, write_comet
 from evaluation.degeneracy import degeneracy, same_output
 from evaluation.examples import example_of, write_examples
 from evaluation.files import read_json, write_json
@@ -35,11 +36,18 @@ from evaluation.testsets import test_files
 def parse_arguments(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m evaluation", description=__doc__)
     parser.add_argument("config", type=Path, help="YAML file with the keys of evaluation.settings.TestSettings")
-    parser.add_argument("--output", type=Path, help="folder of the results (default: results/NAME)")
+    parser.add_argument(
+        "--output", type=Path, help="folder of the results (default: results/NAME; with --limit runs/NAME-LIMIT)"
+    )
     add_data_dir(parser)
     parser.add_argument("--limit", type=int, help="only the first LIMIT sentences")
     parser.add_argument("--jobs", type=int, default=1, help="tasks that run at once, each in a process of its own")
-    parser.add_argument("--shards", type=int, default=1, help="parts of the test set that run apart and are joined")
+    parser.add_argument(
+        "--shards",
+        type=int,
+        default=1,
+        help="parts of the test set that run apart and are joined; a run that was cut goes on only with as many",
+    )
     parser.add_argument("--cluster", help="run the tasks as an array job of submitit: slurm, or local to try it")
     parser.add_argument("--fresh", action="store_true", help="throw away the logs of an earlier run")
     args = parser.parse_args(arguments)
@@ -76,7 +84,10 @@ def write_points(settings, points, folders, limit, output):
     for number, (point, folder) in enumerate(zip(points, folders, strict=True)):
         log, timing = (read_records(folder / name)[:limit] for name in (LOG, TIMING))
         identity, how = (read_json(folder / name) for name in (IDENTITY, CIRCUMSTANCES))
-        result = {**point_result(number, point, log, timing, identity, settings), **how}
+        try:
+            result = {**point_result(number, point, log, timing, identity, settings), **how}
+        except ValueError as error:
+            raise ValueError(f"point {point.label!r} ({folder}): {error}") from error
         if previous and previous[0] is point.system:
             result["degeneracy"]["same_as_previous"] = same_output(log, previous[1])
         results[point.folder_name] = result
@@ -110,6 +121,7 @@ def check_points(settings, points, source, reference, output):
         agent = point.agent_class()
         agent.check(args)
         check_checkpoint(args.checkpoint, agent.backbone_of(args))
+    check_tokenizer(settings.tokenize)
     if "COMET" in settings.metrics:
         checked_model(settings.comet_model)
         package_version(ENVIRONMENT)
@@ -119,6 +131,14 @@ def check_points(settings, points, source, reference, output):
             raise ValueError(f"examples: {source} has no text at line {number}")
     if settings.examples and example_point(settings, points) is None:
         raise ValueError(f"example_system {settings.example_system!r} is no system with the duplex agent")
+
+
+def check_tokenizer(name):
+    """Raise ValueError if sacreBLEU's tokenizer lacks what it needs: a module, or a file that it fetches."""
+    try:
+        BLEU(tokenize=name)
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"tokenize {name!r}: {error}") from error
 
 
 def example_point(settings, points):
@@ -143,7 +163,8 @@ def main(arguments=None):
     points = points_of(settings)
     source, reference = test_files(settings, args.config.parent, args.data_dir)
     check_aligned(source, reference)
-    output = args.output or Path("results") / settings.name
+    usual = Path("runs") / f"{settings.name}-{args.limit}" if args.limit else Path("results") / settings.name
+    output = args.output or usual
     check_points(settings, points, source, reference, output)
     output.mkdir(parents=True, exist_ok=True)
     with only_run(output):
@@ -174,8 +195,6 @@ def evaluate(args, settings, points, source, reference, output):
         scratch=output / "cluster",
     )
     write_points(settings, points, folders, args.limit, output)
-    if "COMET" in settings.metrics:
-        add_comet(output, settings.comet_model)
     results = load_points(output)
     write_json(results, output / "results.json")
     comparisons = compare_systems(settings, points, folders, args.limit)
@@ -185,6 +204,8 @@ def evaluate(args, settings, points, source, reference, output):
     write_examples(examples, output / "examples.json")
     print("\n".join(map(example_text, examples)))
     written = write_report(output)
+    if "COMET" in settings.metrics:  # last: whatever it lacks, the rest is there
+        print(table(write_comet(output, settings.comet_model)))
     print(f"\nwritten: {output}/results.json, comparisons.json, examples.json, {', '.join(written)}")
 
 

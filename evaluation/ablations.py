@@ -41,6 +41,11 @@ class AblationSettings:
     sentences: int = 300  # of dev
     sweep_theta: tuple[str, ...] = field(default_factory=tuple)  # variants whose theta is swept at one lam
 
+    def __post_init__(self):
+        for name in self.sweep_theta:
+            if name not in self.variants:
+                raise ValueError(f"sweep_theta: {name!r} is no variant; use some of {', '.join(self.variants)}")
+
 
 def merged(settings, changes):
     """The nested mapping `settings` with `changes` put in."""

@@ -70,16 +70,17 @@ def _draw_heatmap(figure, axes, example, readable):
 
 
 def _draw_decisions(figure, axes, example, readable):
-    """EMIT probabilities, bold above theta; cells without a decision (inside a word, in the last row) are hatched."""
+    """EMIT probabilities, bold above theta; hatched where nothing is decided: inside a word, and in the last two rows,
+    which are read together."""
     probabilities = np.array(example["emit"])
     asked = np.zeros(probabilities.shape, bool)
-    asked[:-1, example["wait_ok"][:-1]] = True
+    asked[:-2, example["wait_ok"][:-1]] = True
     colours = axes.pcolormesh(np.ma.array(probabilities, mask=~asked), cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(colours, ax=axes, label="probability", pad=0.01)
     axes.set_title("EMIT probability; hatched where nothing is decided", **TITLE)
     R, Y = asked.shape
-    inside = [((column, 0), 1, R - 1) for column in range(Y) if not example["wait_ok"][column]]
-    for area in [((0, R - 1), Y, 1), *inside]:
+    inside = [((column, 0), 1, R - 2) for column in range(Y) if not example["wait_ok"][column]]
+    for area in [((0, R - 2), Y, 2), *inside]:
         axes.add_patch(Rectangle(*area, facecolor="none", edgecolor="lightgrey", hatch="////", lw=0))
     if readable:
         texts = np.where(asked, np.char.mod("%.2f", probabilities), "")

@@ -10,6 +10,7 @@ from duplex_model.checkpoint import checkpoint_files, checkpoint_folder
 from evaluation.files import read_json, replace_file, sha256, write_json
 
 TIMING, IDENTITY, CIRCUMSTANCES = "timing.jsonl", "point.json", "circumstances.json"
+THEN = ", then "
 
 
 @contextmanager
@@ -36,7 +37,8 @@ def joined(earlier, now):
     """The circumstances of a log whose sentences were made in two parts: both are told where they differ."""
     if isinstance(now, dict):
         return {key: joined(earlier.get(key, value), value) for key, value in now.items()}
-    return earlier if now in earlier.split(", then ") else f"{earlier}, then {now}"
+    parts = earlier.split(THEN)
+    return THEN.join([*parts, *(part for part in now.split(THEN) if part not in parts)])
 
 
 def whole_lines(path):

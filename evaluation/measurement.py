@@ -12,6 +12,13 @@ from evaluation.files import sha256
 PACKAGES = ("torch", "transformers", "simuleval", "sacrebleu", "sentencepiece", "numpy")
 
 
+def at_least_one(text):
+    """An option's value as an int of at least 1."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than one")
+    return value
+
+
 def measurement_parser(module, description, limit=None):
     """A parser with the options that every measurement has; `limit` is the default of --limit."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
@@ -20,7 +27,7 @@ def measurement_parser(module, description, limit=None):
     parser.add_argument("--source-language", default="de")
     parser.add_argument("--target-language", default="en")
     parser.add_argument(
-        "--limit", type=int, default=limit, help=f"only the first LIMIT sentences (default: {limit or 'all'})"
+        "--limit", type=at_least_one, default=limit, help=f"only the first LIMIT sentences (default: {limit or 'all'})"
     )
     parser.add_argument("--output", type=Path, help="also write the JSON there")
     return parser

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-MARKERS = ("o", "s", "^", "D", "v", "P")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # taken in turn with six colours, 42 curves differ
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 3)))
 LEVELS = (("black", (0, (8, 6))), ("dimgrey", (0, (2, 2))), ("black", (0, (1, 4))), ("dimgrey", (0, (8, 2, 2, 2))))
 AXES = {"AL": "Average Lagging (source words)", "first_token_words": "First output word after (source words)"}
@@ -33,7 +33,7 @@ def draw_quality(results, latency, title, path):
     nothing before the whole sentence is read; bars are 95% intervals, where the results have them."""
     figure = Figure(figsize=(7.2, 5.4), layout="constrained")
     axes = figure.add_subplot()
-    looks, levels = cycle(zip(COLOURS, MARKERS, DASHES, strict=True)), cycle(LEVELS)
+    looks, levels = zip(*map(cycle, (COLOURS, MARKERS, DASHES)), strict=True), cycle(LEVELS)
     labels = []
     systems = {}
     for result in results:

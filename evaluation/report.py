@@ -18,7 +18,8 @@ GRID_NOTE = """\
 The grids below show the model's **own output**, not the reference: rows are the source words read, columns the pieces
 of the output (`@@`: the word goes on, `▁`: it ends). Upper panel: -log p of the piece that is written next; in the
 cells the model's most probable piece, bold where it is the one written. Lower panel: the EMIT probability, bold above
-theta, hatched where nothing is decided (inside a word, and once the whole source is read). Each line is a path through
+theta, hatched where nothing is decided (inside a word, and from the last word on, which is read together with the
+end). Each line is a path through
 the grid: the cells to its left are written when it leaves a row. The best path (`optimal_path`) is that of the printed
 lam; the path taken crosses the last word's row without a stop, because that word is read together with the end."""
 
@@ -41,9 +42,10 @@ def gains(comparison):
     """Lines of text: the mean gain over the common range, and the gain at each latency asked for."""
     metric = comparison["metric"]
     if comparison["range"] is None:
-        return [f"no {metric} that both reach"]
-    low, high = comparison["range"]
-    lines = [f"mean over {metric} {low:.2f} to {high:.2f}: {gain_text(comparison['mean_gain'])}"]
+        lines = [f"no range of {metric} that both cover"]
+    else:
+        low, high = comparison["range"]
+        lines = [f"mean over {metric} {low:.2f} to {high:.2f}: {gain_text(comparison['mean_gain'])}"]
     for place in comparison["at"]:
         result = gain_text(place["gain"]) if place["gain"] else "outside the range"
         lines.append(f"at {metric} {place['latency']:g}: {result}")
@@ -68,7 +70,7 @@ def comparison_text(comparison):
     metric = comparison["metric"]
     lines = ["", f"{comparison['system']} against {comparison['baseline']}, {comparison['samples']} bootstrap samples:"]
     lines += [f"  {line}" for line in gains(comparison)]
-    for place in comparison["equal_quality"] if comparison["range"] else ():
+    for place in comparison["equal_quality"]:
         latency, share = equal_latency(place)
         result = latency + (f" ({share})" if share != "-" else "")
         lines.append(f"  BLEU {place['BLEU']:.2f}, the baseline's at {metric} {place['baseline']:.2f}: {result}")
@@ -111,7 +113,8 @@ def clock_section(results):
         "",
         "Median and 95th percentile (p95) of the time to the first word, of the computing after one source word and of "
         "a sentence, all source words being there at once. AL and LAAL with computing: source words come at "
-        f"{', '.join(f'{rate:g}' for rate in sorted(rates))} a second.",
+        f"{', '.join(f'{rate:g}' for rate in sorted(rates))} a second. The intervals are over sentences of one "
+        "run: what else the machine did meanwhile is not in them.",
     ]
 
 
@@ -131,7 +134,7 @@ def comparison_section(comparison):
     """One comparison as Markdown: gains, then the latencies of equal quality."""
     metric = comparison["metric"]
     rows = []
-    for place in comparison["equal_quality"] if comparison["range"] else ():
+    for place in comparison["equal_quality"]:
         rows.append([f"{place['BLEU']:.2f}", f"{place['baseline']:.2f}", *equal_latency(place)])
     titles = ["BLEU", f"{metric} of {comparison['baseline']}", f"{metric} of {comparison['system']}", "share"]
     heading = f"{metric} at which both have the same BLEU (<=: already the system's first point is better):"

@@ -182,8 +182,14 @@ def _submit(tasks, jobs, cluster, options, scratch):
     if cluster == "slurm":
         defaults["slurm_array_parallelism"] = jobs
     executor.update_parameters(**{**defaults, **options})
-    for job in executor.map_array(run_task, tasks):
-        job.result()
+    submitted = executor.map_array(run_task, tasks)
+    try:
+        for job in submitted:
+            job.result()
+    except BaseException:
+        for job in submitted:
+            job.cancel()
+        raise
 
 
 def _end_with_parent():

@@ -10,6 +10,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 from simuleval import options as simuleval_options
 
+from agents.base import StreamAgent
 from duplex_model.settings import check_keys
 from evaluation.logs import TIMING
 from evaluation.metrics import LATENCIES
@@ -119,20 +120,29 @@ class Point:
         return {**self.system.options, **self.values}
 
     def agent_class(self):
-        """The agent's class; ValueError if it cannot be imported."""
+        """The agent's class; ValueError if it cannot be imported or is none."""
         module, _, name = self.system.agent.rpartition(".")
+        where = f"system {self.system.name!r}: agent {self.system.agent!r}"
         try:
-            return getattr(importlib.import_module(module), name)
+            agent = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"system {self.system.name!r}: agent {self.system.agent!r} cannot be imported") from error
+            raise ValueError(f"{where} cannot be imported") from error
+        if not (isinstance(agent, type) and issubclass(agent, StreamAgent) and agent.policy_class):
+            raise ValueError(f"{where} is no StreamAgent with a policy, as agents.waitk_agent.WaitKAgent is")
+        return agent
 
 
 def points_of(settings):
-    """All points, in the order of the file. Raises ValueError if a name is used twice."""
+    """All points, in the order of the file. Raises ValueError if there is none, or a name is used twice."""
     points = []
     for system in settings.systems:
+        for name, values in system.sweep.items():
+            if not values:
+                raise ValueError(f"system {system.name!r}: sweep: {name} has no value")
         combinations = itertools.product(*system.sweep.values())
         points += [Point(system, dict(zip(system.sweep, values, strict=True))) for values in combinations]
+    if not points:
+        raise ValueError("systems: none is given, so there is nothing to run")
     folders = [point.folder_name for point in points]
     for point in points:
         if folders.count(point.folder_name) > 1:

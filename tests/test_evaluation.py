@@ -55,6 +55,21 @@ def test_limit(tmp_path, checkpoint):
         main([str(config), "--limit", "0"])
 
 
+def test_a_limit_leaves_the_results_of_the_whole_test_set_alone(tmp_path, checkpoint, monkeypatch):
+    config = write_config(tmp_path, checkpoint, examples=[])
+    monkeypatch.chdir(tmp_path)
+    main([str(config), "--limit", "1"])
+    assert (tmp_path / "runs" / "tiny-1" / "results.json").is_file() and not (tmp_path / "results").exists()
+
+
+def test_a_point_without_any_output_is_named(tmp_path, checkpoint):
+    config = write_config(tmp_path, checkpoint, examples=[])
+    source = tmp_path / "source.de"
+    source.write_text("\n" + source.read_text().split("\n", 1)[1])
+    with pytest.raises(ValueError, match=r"point 'duplex lam=0.01' .*no line of the log has any output"):
+        main([str(config), "--output", str(tmp_path / "out"), "--limit", "1"])
+
+
 def test_the_shipped_configurations_are_valid(tmp_path):
     for path in ROOT.glob("duplex_model/recipes/*.yaml"):
         load_settings(TrainSettings, path)
@@ -76,7 +91,13 @@ def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
     for option in ("fp16", "start_index", "eval_latency_unit", "timing_file"):  # SimulEval's, or set by the sweep
         refuse(ValueError, rf"unknown key '{option}'", systems=[{**system, "options": {option: 1}}])
     refuse(ValueError, r"cannot be imported", systems=[{**system, "agent": "agents.nowhere.Agent"}])
+    for no_agent in ("agents.base.StreamAgent", "collections.OrderedDict", "agents.base.LOG"):
+        refuse(
+            ValueError, rf"agent '{no_agent}' is no StreamAgent with a policy", systems=[{**system, "agent": no_agent}]
+        )
     refuse(ValueError, r"occurs twice", systems=[system, system])
+    refuse(ValueError, r"nothing to run", systems=[])
+    refuse(ValueError, r"system 'a': sweep: k has no value", systems=[{**system, "sweep": {"k": []}}])
     refuse(ValueError, r"latency_unit 'words'", latency_unit="words")
     refuse(ValueError, r"tokenize '13b'", tokenize="13b")
     refuse(ValueError, r"metrics: 'BLUE' is not known; use some of BLEU, chrF, COMET", metrics=["BLUE"])

@@ -22,7 +22,7 @@ def test_both_circumstances_of_a_log_made_in_parts_are_told():
     first, second = ({"versions": {"torch": version}, "device": "cpu"} for version in ("2.12", "2.13"))
     both = {"versions": {"torch": "2.12, then 2.13"}, "device": "cpu"}
     assert joined(first, first) == first
-    assert joined(first, second) == joined(both, second) == both
+    assert joined(first, second) == joined(both, second) == joined(both, both) == both
 
 
 def test_two_runs_into_one_folder_are_refused(tmp_path, checkpoint):

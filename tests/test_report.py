@@ -98,6 +98,14 @@ def test_the_report_comes_from_json_alone(tmp_path, capsys):
     assert rows[0].endswith(",length_ratio") and rows[1].endswith(",0.9")
 
 
+def test_without_a_common_range_what_was_measured_is_told():
+    """One system of a single point: no mean, but a gain there, and the baseline's levels of quality."""
+    single = {**COMPARISON, "range": None, "mean_gain": None}
+    text = "\n".join(comparison_section(single))
+    assert "- no range of AL that both cover" in text and "- at AL 2: +1.23 BLEU" in text and "| 80% |" in text
+    assert "(80%)" in comparison_text(single)
+
+
 def test_the_same_json_gives_the_same_files(tmp_path):
     first, again = (write_folder(tmp_path / name / "trial", examples=[EXAMPLE]) for name in "ab")
     assert write_report(first) == write_report(again)

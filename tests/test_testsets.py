@@ -74,4 +74,6 @@ def test_a_fetched_test_set_is_found(tmp_path, monkeypatch):
 
 def test_the_configurations_have_their_languages():
     for path in ROOT.glob("eval_configs/*.yaml"):
-        assert load_settings(TestSettings, path).latency_unit in ("word", "char")
+        settings = load_settings(TestSettings, path)
+        assert (settings.latency_unit, settings.tokenize) == ("word", "13a")
+        assert settings.languages or path.stem == "demo"
