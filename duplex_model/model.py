@@ -140,7 +140,8 @@ class DuplexModel(DuplexPreTrainedModel):
         cache one of them is 0 and the other the number of rows (WAIT) or columns (EMIT) that the cache holds.
         anchor: position of column 0, an int or [B]; default: the config's. keep: the cells whose last-layer states are
         returned, as in `DuplexLayer.forward`. use_cache: whether the Block has a cache; in training it would keep what
-        gradient checkpointing lets go. Returns a Block. Raises ValueError for a block that starts elsewhere.
+        gradient checkpointing lets go. Returns a Block. Raises ValueError for a block that starts in the middle without
+        a cache, or in the corner with one.
         """
         if (cache is not None) != (bool(first_row) != bool(first_col)):
             raise ValueError(f"a block starts at row 0 or column 0, not at ({first_row}, {first_col}) with this cache")

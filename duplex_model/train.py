@@ -18,7 +18,7 @@ from duplex_model.config import DuplexConfig
 from duplex_model.data import collate, load_examples, make_batches, read_pairs
 from duplex_model.settings import add_data_dir, load_settings
 from duplex_model.training.build import build_config, build_tokenizer, check_model, initial_grid, initial_lm, prepare
-from duplex_model.training.loop import BatchStream, Run, fingerprint, load_trained
+from duplex_model.training.loop import BatchStream, Run, digest, fingerprint, load_trained
 from duplex_model.training.lora import save_adapters
 from duplex_model.training.settings import TrainSettings
 from duplex_model.training.stages import DuplexStage, LmStage
@@ -43,9 +43,9 @@ def run_stage(accelerator, stage_class, settings, build, folder, examples, dev_e
     first = fingerprint(model.parameters())
     adapted = prepare(model, settings)
     stage = stage_class(model, stage_settings)
-    text = {key: value for key, value in asdict(settings.data).items() if not key.startswith("dev")}
+    text = {"data": asdict(settings.data), "text": digest(examples), "dev text": digest(dev_examples)}
     keys = [key for key in (*DuplexConfig.BLOCK_KEYS, *DuplexConfig.STREAM_KEYS) if hasattr(model.config, key)]
-    made_of = {"data": text, "lora": settings.lora and asdict(settings.lora), "weights to begin with": first}
+    made_of = {**text, "lora": settings.lora and asdict(settings.lora), "weights to begin with": first}
     made_of |= {key: getattr(model.config, key) for key in keys}
     run = Run(accelerator, stage, stage_settings, folder, settings.seed, **made_of)
     stream = BatchStream(examples, stage_settings.budget, stage.cost, settings.seed)

@@ -79,6 +79,7 @@ def test_main_stage_by_stage_equals_both_at_once(trained):
         ({"model": {"anchor": 256}}, "anchor"),
         ({"data": {"max_tokens": 30}}, "data"),
         ({"data": {"train": ["dev"]}}, "data"),
+        ({"data": {"dev_sentences": 5}}, "data, dev text"),
     ],
 )
 def test_another_model_or_text_does_not_go_on_from_a_checkpoint(changes, named, trained, tmp_path):
@@ -89,15 +90,26 @@ def test_another_model_or_text_does_not_go_on_from_a_checkpoint(changes, named, 
         train.main([config, *arguments(trained)[1:]])
 
 
+def test_edited_text_does_not_go_on_from_a_checkpoint(trained, tmp_path):
+    """The same files with other lines: the batches, or what the best score was measured on, would be others."""
+    write_config(tmp_path)
+    for name, named in (("dev.en", "dev text"), ("train.de", "text")):
+        lines = (tmp_path / name).read_text().splitlines(keepends=True)
+        (tmp_path / name).write_text("".join([lines[1], lines[0], *lines[2:]]))
+        with pytest.raises(ValueError, match=rf"checkpoint\.pt was made with another {named}"):
+            train.main([str(tmp_path / "tiny.yaml"), "--data-dir", str(tmp_path), "--output", str(trained / "run")])
+
+
 def test_another_grid_does_not_go_on_from_a_checkpoint_or_stage_1(trained, tmp_path):
     """What stage 1 does not depend on may differ there; its sizes may not."""
     write_config(tmp_path, model={"input_cross_attention": False})
     config, *_ = arguments(tmp_path)
     with pytest.raises(ValueError, match=r"stage-duplex/checkpoint\.pt was made with another input_cross_attention"):
         train.main([config, *arguments(trained)[1:]])
-    write_config(tmp_path, model={"intermediate_size": 32})
-    with pytest.raises(ValueError, match="stage 1 was trained with another intermediate_size"):
-        train.main([config, *arguments(trained)[1:], "--stage", "duplex"])
+    for model in ({"intermediate_size": 32}, {"anchor": 256}):
+        write_config(tmp_path, model=model)
+        with pytest.raises(ValueError, match=f"stage 1 was trained with another {next(iter(model))}"):
+            train.main([config, *arguments(trained)[1:], "--stage", "duplex"])
 
 
 def test_a_grid_does_not_go_on_over_another_stage_1(trained, tmp_path):
@@ -180,6 +192,9 @@ def test_a_missing_data_file_is_an_error(name, tmp_path):
         ({"lam_draws": 0}, "lam_draws"),
         ({"validate_every": 0}, "validate_every"),
         ({"steps": -1}, "steps"),
+        ({"clip": 0}, "clip"),
+        ({"ema": 1.0}, "ema"),
+        ({"decay": 3.0}, "decay"),
     ],
 )
 def test_values_are_checked_before_anything_else(changes, named, tmp_path):

@@ -226,6 +226,31 @@ def test_other_settings_are_refused_but_more_steps_are_not(name, tokenizer, tmp_
         start(name, tokenizer, tmp_path)
 
 
+def test_steps_can_be_shortened_to_what_is_done_but_no_further(tokenizer, tmp_path, monkeypatch):
+    """Before its first validation a run has no best weights yet: the last ones are validated."""
+    monkeypatch.setitem(SETTINGS, "lm", replace(SETTINGS["lm"], validate_every=100))
+    run, stream, dev = start("lm", tokenizer, tmp_path)
+    with pytest.raises(PowerCut):
+        run.train(CutStream(stream, 3), dev)
+    done = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"]
+    monkeypatch.setitem(SETTINGS, "lm", replace(SETTINGS["lm"], steps=done))
+    run, stream, dev = start("lm", tokenizer, tmp_path)
+    assert run.train(stream, dev) == run.validate(dev)["score"]
+    monkeypatch.setitem(SETTINGS, "lm", replace(SETTINGS["lm"], steps=done - 1))
+    with pytest.raises(ValueError, match=f"is at step {done}, beyond steps = {done - 1}"):
+        start("lm", tokenizer, tmp_path)
+
+
+def test_a_run_cut_before_its_first_checkpoint_begins_its_log_anew(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setitem(SETTINGS, "lm", replace(SETTINGS["lm"], checkpoint_minutes=100.0))
+    run, stream, dev = start("lm", tokenizer, tmp_path)
+    with pytest.raises(PowerCut):
+        run.train(CutStream(stream, 3), dev)
+    assert read_log(tmp_path) and not (tmp_path / "checkpoint.pt").exists()
+    start("lm", tokenizer, tmp_path)
+    assert not read_log(tmp_path)
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_another_seed_is_refused(name, tokenizer, tmp_path):
     run, stream, dev = start(name, tokenizer, tmp_path)

@@ -91,9 +91,11 @@ def initial_grid(settings, config, lm_folder):
         lm = initial_lm(settings, config)
     elif (lm_folder / "config.json").is_file():
         lm = AutoModelForCausalLM.from_pretrained(lm_folder, dtype=getattr(torch, settings.backbone_dtype))
-        known = {key for key in DuplexConfig.BLOCK_KEYS if hasattr(lm.config, key)}
+        known = {key for key in (*DuplexConfig.BLOCK_KEYS, *DuplexConfig.LM_KEYS) if hasattr(lm.config, key)}
         known -= {"tie_word_embeddings"}  # merged adapters untie them
         other = sorted(key for key in known if getattr(lm.config, key) != getattr(config, key))
+        if lm.config.model_type != config.lm_config_class.model_type:
+            other.append("model_type")
         if other:
             raise ValueError(f"{lm_folder}: stage 1 was trained with another {', '.join(other)}; train it anew")
     else:

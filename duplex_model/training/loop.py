@@ -4,6 +4,8 @@ import json
 import math
 import os
 import time
+import zlib
+from array import array
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -67,6 +69,11 @@ def load_trained(module, state):
 def fingerprint(parameters):
     """A number that tells other weights from these."""
     return f"{sum(parameter.detach().abs().sum(dtype=torch.float64).item() for parameter in parameters):.9g}"
+
+
+def digest(examples):
+    """A number that tells other text from that of the `examples`, or another order of it."""
+    return zlib.crc32(array("i", (i for e in examples for i in (*e.source, *e.target))))
 
 
 class BatchStream:
@@ -159,6 +166,8 @@ class Run:
             if self._due(now - saved > 60 * self.settings.checkpoint_minutes) or self.step == self.settings.steps:
                 self._save()
                 saved = now
+        if math.isinf(self.best):  # the steps were shortened to those that are done, before any validation
+            self._validate(dev_batches)
         self.accelerator.wait_for_everyone()  # the main process writes what all read
         load_trained(self.raw_module, self.best_state())
         return self.best
@@ -233,20 +242,26 @@ class Run:
 
     def _load(self):
         path = self.folder / "checkpoint.pt"
-        if not path.is_file():
-            return
+        if path.is_file():
+            self._restore(path)
+        if self.accelerator.is_main_process:
+            self._cut_log()
+
+    def _restore(self, path):
         state = torch.load(path, map_location="cpu", weights_only=True)
         now, before = {**asdict(self.settings), **self.made_of}, state["settings"]
         changed = [key for key in now if key not in MAY_CHANGE and now[key] != before.get(key)]
         if changed:
             raise ValueError(f"{path} was made with another {', '.join(changed)}; use another output folder")
+        if state["step"] > self.settings.steps:
+            raise ValueError(
+                f"{path} is at step {state['step']}, beyond steps = {self.settings.steps}; give more steps"
+            )
         load_trained(self.raw_module, state["module"])
         if self.averaged is not None:
             load_trained(self.averaged, state["averaged"])
         set_optimizer_state_dict(self.module, self.optimizer.optimizer, state["optimizer"], options=WHOLE)
         self.step, self.best, self.cells, self.seconds = (state[k] for k in ("step", "best", "cells", "seconds"))
-        if self.accelerator.is_main_process:
-            self._cut_log()
 
     def _cut_log(self):
         """Drop the log's records of steps after the checkpoint, which come again, and what a cut left of a line."""

@@ -33,9 +33,12 @@ class StageSettings:
     checkpoint_minutes: float = 5.0
 
     def __post_init__(self):
-        for key in ("steps", "budget", "lr", "validate_every", "log_every"):
+        for key in ("steps", "budget", "lr", "clip", "validate_every", "log_every"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"{key} = {getattr(self, key)}: use a value greater than 0")
+        for key in ("decay", "dropout", "label_smoothing", "ema"):
+            if not 0 <= getattr(self, key) < 1 and not (key == "decay" and self.decay == 1):
+                raise ValueError(f"{key} = {getattr(self, key)}: use a share, at least 0 and less than 1")
 
 
 @dataclass(frozen=True)
