@@ -16,6 +16,7 @@ from sacrebleu.significance import estimate_ci
 
 LATENCIES = ("AL", "LAAL", "DAL", "AP", "YAAL", "first_token_words")
 SAMPLES, SEED = 1000, 12345  # of the bootstrap; the seed is sacreBLEU's default
+DRAWN = 1 << 21  # values that a bootstrap draws together, for speed in little memory
 
 
 def average_lagging(delays, source_length, target_length):
@@ -104,10 +105,15 @@ def score_log(records, latency_unit, tokenize):
 
 
 def half_width(values, statistic=np.mean):
-    """Half of the 95% bootstrap interval of a statistic of the values (the mean), or of the rows of a matrix."""
+    """Half of the 95% bootstrap interval of the mean of the values, or of another statistic of the values, or rows of a
+    matrix, along an `axis`."""
     values, random = np.array(values), np.random.default_rng(SEED)
-    draws = (random.integers(len(values), size=len(values)) for _ in range(SAMPLES))
-    return float(estimate_ci(np.array([statistic(values[draw]) for draw in draws]))[1])
+    together = max(1, DRAWN // len(values))
+    drawn = []
+    for first in range(0, SAMPLES, together):
+        size = min(together, SAMPLES - first), len(values)
+        drawn += statistic(values[random.integers(len(values), size=size)], axis=1).tolist()
+    return float(estimate_ci(np.array(drawn))[1])
 
 
 def score_timing(records):
@@ -128,13 +134,13 @@ def score_timing(records):
             scores[key] = float(percentile(values)) if values else None
             scores[f"{key}_half_width"] = half_width(values, percentile) if values else None
     steps = [(r["total_ms"], r["steps"]) for r in records]
-    return {**scores, "step_ms": step_ms(steps), "step_ms_half_width": half_width(steps, step_ms)}
+    return {**scores, "step_ms": float(step_ms(steps)), "step_ms_half_width": half_width(steps, step_ms)}
 
 
-def step_ms(steps):
-    """Mean of a model call, ms, from the rows (ms, calls) of sentences."""
-    total, calls = np.sum(steps, 0)
-    return float(total / max(calls, 1))
+def step_ms(steps, axis=0):
+    """Mean of a model call, ms, from the rows (ms, calls) of sentences, which lie along `axis`."""
+    total, calls = np.moveaxis(np.sum(steps, axis), -1, 0)
+    return total / np.maximum(calls, 1)
 
 
 def emission_times(calls, words_per_second):
