@@ -8,29 +8,25 @@ Finished sentences are kept, so a killed run goes on where it was.
 
 import argparse
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 from simuleval.data.dataloader import TextToTextDataloader
 
-from agents.duplex_agent import DuplexAgent
-from duplex_model.checkpoint import check_checkpoint, load_checkpoint
+from duplex_model.checkpoint import check_checkpoint
 from duplex_model.data import check_aligned, read_lines
-from duplex_model.engine import Engine
 from duplex_model.settings import add_data_dir, load_settings
 from evaluation.comet import ENVIRONMENT, checked_model, package_version, write_comet
-from evaluation.degeneracy import degeneracy, same_output
-from evaluation.examples import example_of, write_examples
-from evaluation.files import read_json, write_json
-from evaluation.logs import CIRCUMSTANCES, IDENTITY, LOG, TIMING, only_run
-from evaluation.metrics import read_records, score_computation_aware, score_log, score_timing
+from evaluation.examples import compute_examples, example_point, write_examples
+from evaluation.files import write_json
+from evaluation.logs import only_run
 from evaluation.report import comparison_text, example_text, load_points, write_report
 from evaluation.run import sweep
+from evaluation.scores import compare_systems, write_points
 from evaluation.settings import TestSettings, points_of, simuleval_arguments
-from evaluation.statistics import compare, points_of_logs
 from evaluation.tables import table
 from evaluation.testsets import test_files
+from evaluation.workers import workers
 
 
 def parse_arguments(arguments=None):
@@ -57,60 +53,6 @@ def parse_arguments(arguments=None):
         if getattr(args, name) < 1:
             parser.error(f"--{name} {getattr(args, name)}: use at least one")
     return args
-
-
-def point_result(number, point, log, timing, identity, settings):
-    """Scores and circumstances of one finished point, ready for JSON."""
-    unit = settings.latency_unit
-    return {
-        "number": number,
-        "system": point.system.name,
-        "values": point.values,
-        "metrics": settings.metrics,
-        "scores": {
-            **score_log(log, unit, settings.tokenize),
-            **score_timing(timing),
-            **score_computation_aware(log, timing, unit, settings.words_per_second),
-            "words_per_second": settings.words_per_second,
-        },
-        "degeneracy": degeneracy(log, timing, unit),
-        "point": identity,
-    }
-
-
-def write_points(settings, points, folders, limit, output):
-    """Score the finished points, then write each into `output`/points, in place of what was there."""
-    previous, results = None, {}
-    for number, (point, folder) in enumerate(zip(points, folders, strict=True)):
-        log, timing = (read_records(folder / name)[:limit] for name in (LOG, TIMING))
-        identity, how = (read_json(folder / name) for name in (IDENTITY, CIRCUMSTANCES))
-        try:
-            result = {**point_result(number, point, log, timing, identity, settings), **how}
-        except ValueError as error:
-            raise ValueError(f"point {point.label!r} ({folder}): {error}") from error
-        if previous and previous[0] is point.system:
-            result["degeneracy"]["same_as_previous"] = same_output(log, previous[1])
-        results[point.folder_name] = result
-        previous = point.system, log
-    shutil.rmtree(output / "points", ignore_errors=True)
-    for name, result in results.items():
-        write_json(result, output / "points" / f"{name}.json")
-
-
-def compare_systems(settings, points, folders, limit):
-    """The comparisons that the configuration asks for, ready for JSON."""
-    comparisons = []
-    for pair in settings.compare:
-        sides = []
-        for name in (pair.system, pair.baseline):
-            logs = [
-                read_records(folder / LOG)[:limit]
-                for point, folder in zip(points, folders, strict=True)
-                if point.system.name == name
-            ]
-            sides.append(points_of_logs(logs, pair.metric, settings.latency_unit, settings.tokenize))
-        comparisons.append({**asdict(pair), **compare(*sides, pair.at)})
-    return comparisons
 
 
 def check_points(settings, points, source, reference, output):
@@ -141,22 +83,6 @@ def check_tokenizer(name):
         raise ValueError(f"tokenize {name!r}: {error}") from error
 
 
-def example_point(settings, points):
-    """The middle point of the example system, or None if that is no duplex system."""
-    swept = [p for p in points if p.system.name == settings.example_system and p.agent_class() is DuplexAgent]
-    return swept[len(swept) // 2] if swept else None
-
-
-def compute_examples(settings, points, source, reference, output):
-    """The examples' lines as the middle point of the example system translates them, ready for JSON."""
-    if not settings.examples:
-        return []
-    args = simuleval_arguments(example_point(settings, points), source, reference, output, settings.latency_unit)
-    policy, limits = DuplexAgent.check(args)
-    engine, sentences = Engine(*load_checkpoint(args.checkpoint), limits), read_lines(source)
-    return [example_of(engine, number, sentences[number - 1], policy) for number in settings.examples]
-
-
 def main(arguments=None):
     args = parse_arguments(arguments)
     settings = load_settings(TestSettings, args.config)
@@ -177,33 +103,34 @@ def evaluate(args, settings, points, source, reference, output):
         shutil.rmtree(output / "logs", ignore_errors=True)
     folders = [output / "logs" / point.folder_name for point in points]
     lines = len(TextToTextDataloader.from_files(source, reference))
-    sweep(
-        points,
-        folders,
-        lines if args.limit is None else min(args.limit, lines),
-        args.shards,
-        {
-            "source": str(source),
-            "reference": str(reference),
-            "latency_unit": settings.latency_unit,
-            "threads": settings.threads,
-            "jobs": None if args.cluster else args.jobs,
-        },
-        jobs=args.jobs,
-        cluster=args.cluster,
-        cluster_options=settings.cluster,
-        scratch=output / "cluster",
-    )
-    write_points(settings, points, folders, args.limit, output)
-    results = load_points(output)
-    write_json(results, output / "results.json")
-    comparisons = compare_systems(settings, points, folders, args.limit)
-    write_json(comparisons, output / "comparisons.json")
-    print("\n".join([table(results), *map(comparison_text, comparisons)]))
-    examples = compute_examples(settings, points, source, reference, output)
-    write_examples(examples, output / "examples.json")
-    print("\n".join(map(example_text, examples)))
-    written = write_report(output)
+    with workers(1 if args.cluster else args.jobs) as pool:
+        sweep(
+            points,
+            folders,
+            lines if args.limit is None else min(args.limit, lines),
+            args.shards,
+            {
+                "source": str(source),
+                "reference": str(reference),
+                "latency_unit": settings.latency_unit,
+                "threads": settings.threads,
+                "jobs": None if args.cluster else args.jobs,
+            },
+            pool=pool,
+            cluster=args.cluster,
+            cluster_options={"slurm_array_parallelism": args.jobs, **settings.cluster},
+            scratch=output / "cluster",
+        )
+        write_points(settings, points, folders, args.limit, output, pool)
+        results = load_points(output)
+        write_json(results, output / "results.json")
+        comparisons = compare_systems(settings, points, folders, args.limit, pool)
+        write_json(comparisons, output / "comparisons.json")
+        print("\n".join([table(results), *map(comparison_text, comparisons)]))
+        examples = compute_examples(settings, points, source, reference, pool)
+        write_examples(examples, output / "examples.json")
+        print("\n".join(map(example_text, examples)))
+        written = write_report(output, pool)
     if "COMET" in settings.metrics:  # last: whatever it lacks, the rest is there
         print(table(write_comet(output, settings.comet_model)))
     print(f"\nwritten: {output}/results.json, comparisons.json, examples.json, {', '.join(written)}")

@@ -4,40 +4,66 @@ The columns are the model's own output, not the reference: only there do the pat
 """
 
 import json
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 
-from duplex_model.data import example_of_ids
+from agents.duplex_agent import DuplexAgent
+from duplex_model.data import example_of_ids, read_lines
 from duplex_model.layers import only_rows
 from duplex_model.path import optimal_path
 from duplex_model.tokenizer import EOS, SPACE
+from evaluation.run import engine_for
+from evaluation.settings import simuleval_arguments
 from evaluation.unfold import unfold
+from evaluation.workers import run_all
 
 DECIMALS = 5
 
 
+def example_point(settings, points):
+    """The middle point of the example system, or None if that is no duplex system."""
+    swept = [p for p in points if p.system.name == settings.example_system and p.agent_class() is DuplexAgent]
+    return swept[len(swept) // 2] if swept else None
+
+
+def compute_examples(settings, points, source, reference, pool=None):
+    """The examples' lines as the middle point of the example system translates them, ready for JSON."""
+    point = example_point(settings, points)
+    return run_all(partial(_example_at, settings, point, source, reference), settings.examples, pool)
+
+
+def _example_at(settings, point, source, reference, number):
+    torch.set_num_threads(settings.threads)
+    args = simuleval_arguments(point, source, reference, Path(), settings.latency_unit)
+    engine, policy = engine_for(DuplexAgent, args), DuplexAgent.build_policy(args)
+    return example_of(engine, number, read_lines(source)[number - 1], policy)
+
+
 def example_of(engine, number, line, policy):
     """Line `number` of the test set, the text `line`, as `policy` (an EmitHeadPolicy) translates it; ready for JSON."""
+    unfolded = unfold(engine, line, policy)
     return {
         "line": number,
         "source": line,
         "lam": policy.lam,
         "theta": policy.theta,
-        "unfolding": unfold(engine, line, policy),
-        **example_grid(engine, line, policy),
+        "unfolding": unfolded.lines,
+        **example_grid(engine, unfolded.stream, unfolded.written, policy.lam),
     }
 
 
 @torch.inference_mode()
-def example_grid(engine, line, policy):
-    """The grid of one sentence: R decision rows (source words and the end), Y columns (output pieces and the end).
+def example_grid(engine, stream, written, lam):
+    """The grid of a finished stream: R decision rows (source words and the end), Y columns (output pieces and the end).
 
-    `heatmap` [R][Y]: -log p(t_{y+1}), nats; `emit` [R][Y]: EMIT probability for the policy's lam; `top` [R][Y]: the
-    most probable piece; `wait_ok` [Y + 1]: heights at which a row may be left; `optimal_exit`, `taken_exit` [R]: height
-    at which the best path for lam and the policy's own path leave each row; `ended`: False if the output limit cut it.
+    written: pieces there when the source was read up to a position, by that position.
+    `heatmap` [R][Y]: -log p(t_{y+1}), nats; `emit` [R][Y]: EMIT probability for lam; `top` [R][Y]: the most probable
+    piece; `wait_ok` [Y + 1]: heights at which a row may be left; `optimal_exit`, `taken_exit` [R]: height at which the
+    best path for lam and the path taken leave each row; `ended`: False if the output limit cut it.
     """
-    stream, taken = path_taken(engine, line, policy)
     tokenizer, model = engine.tokenizer, engine.model
     source, target = list(stream.state.source_ids), [*stream.state.target_ids, tokenizer.eos_id]
     first = len(tokenizer.start_ids)
@@ -48,8 +74,8 @@ def example_grid(engine, line, policy):
     nats = -model.lm_logits(block.outputs)[0].float().log_softmax(-1)
     top = nats[..., : tokenizer.vocab_size].argmin(-1)  # a table may have more rows than there are pieces
     heatmap = nats.gather(-1, target_ids[:, 1:, None].expand(len(rows), -1, -1)).squeeze(-1)
-    emit = model.emit_logits(block, torch.tensor([policy.lam], device=model.device))[0, 0].sigmoid()
-    path = optimal_path(heatmap[None], policy.lam, wait_ok=torch.tensor([wait_ok], device=model.device))
+    emit = model.emit_logits(block, torch.tensor([lam], device=model.device))[0, 0].sigmoid()
+    path = optimal_path(heatmap[None], lam, wait_ok=torch.tensor([wait_ok], device=model.device))
     return {
         "output": tokenizer.decode(target[1:-1]),
         "ended": not stream.over_limit,
@@ -60,18 +86,8 @@ def example_grid(engine, line, policy):
         "top": [[piece_text(tokenizer, piece) for piece in row] for row in top.tolist()],
         "wait_ok": wait_ok,
         "optimal_exit": path.row_exit[0].tolist(),
-        "taken_exit": _exits(taken, rows, len(target) - 1 - stream.over_limit),
+        "taken_exit": _exits(written, rows, len(target) - 1 - stream.over_limit),
     }
-
-
-def path_taken(engine, line, policy):
-    """(finished Stream, {source position: pieces written when the words read so far end there})."""
-    stream, written = engine.open(), {}
-    for _ in stream.feed(line):
-        for _ in stream.advance(policy):
-            pass
-        written[stream.x_vis - 1] = stream.y_gen - 1
-    return stream, written
 
 
 def _exits(written, rows, final):

@@ -22,6 +22,8 @@ DIRECTIONS = np.linspace(0, 2 * np.pi, 16, endpoint=False)
 
 def save(figure, path):
     """Write `path`.png and `path`.svg, the same bytes for the same picture; returns the two file names."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)  # settled for both: to lay a grid out again takes longer than to draw it
     figure.savefig(path.with_name(path.name + ".png"), dpi=150)
     with matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(path.with_name(path.name + ".svg"), metadata={"Date": None})

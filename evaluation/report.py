@@ -6,12 +6,15 @@ missing. Writes report.md, results.csv, frontier and first_word, and grid-LINE o
 
 import argparse
 import re
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from evaluation.files import read_json
 from evaluation.grid_picture import draw_grid
 from evaluation.pictures import draw_quality
 from evaluation.tables import CLOCK, SIGNS, cells, columns_of, markdown_table, write_csv
+from evaluation.workers import run_all
 
 HASH_DIGITS = 12
 GRID_NOTE = """\
@@ -222,8 +225,11 @@ def read_optional(path):
     return read_json(path) if path.is_file() else []
 
 
-def write_report(folder):
-    """Write the tables and pictures of a results folder; returns their names. FileNotFoundError if it has no points."""
+def write_report(folder, pool=None):
+    """Write the tables and pictures of a results folder; returns their names. FileNotFoundError if it has no points.
+
+    pool: of `evaluation.workers`, for the pictures.
+    """
     folder = Path(folder)
     results = load_points(folder)
     comparisons, examples = (read_optional(folder / f"{name}.json") for name in ("comparisons", "examples"))
@@ -234,12 +240,16 @@ def write_report(folder):
     write_csv(results, folder / "results.csv")
     (folder / "report.md").write_text(report_text(name, results, comparisons, examples), encoding="utf-8")
     title = f"{name}: {results[0]['scores']['sentences']} sentences"
-    written = ["report.md", "results.csv"]
-    written += draw_quality(results, "AL", title, folder / "frontier")
-    written += draw_quality(results, "first_token_words", title, folder / "first_word")
-    for example in examples:
-        written += draw_grid(example, folder / f"grid-{example['line']}")
-    return written
+    pictures = [
+        partial(draw_quality, results, "AL", title, folder / "frontier"),
+        partial(draw_quality, results, "first_token_words", title, folder / "first_word"),
+        *(partial(draw_grid, example, folder / f"grid-{example['line']}") for example in examples),
+    ]
+    return ["report.md", "results.csv", *chain(*run_all(_call, pictures, pool))]
+
+
+def _call(function):
+    return function()
 
 
 def main(arguments=None):

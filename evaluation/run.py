@@ -4,12 +4,10 @@ Every finished sentence is on disk at once, and a killed run resumes after it.
 """
 
 import json
-import multiprocessing
 import os
 import platform
 import sys
 import threading
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +35,7 @@ from evaluation.logs import (
 )
 from evaluation.measurement import versions
 from evaluation.settings import Point, simuleval_arguments
+from evaluation.workers import run_all
 
 TERMINAL_SECONDS, FILE_SECONDS = 0.5, 30  # between updates of the progress bar
 
@@ -152,35 +151,24 @@ def sweep(points, folders, sentences, shards, common, **how):
         merge(folder, tasks)
 
 
-def run_tasks(tasks, jobs=1, cluster=None, cluster_options=None, scratch=None):
-    """Run all tasks, `jobs` at a time: here, in processes of their own, or as an array job of `submitit`'s `cluster`
-    ("slurm"; "local" to try it, all at once), with `cluster_options` and its files in the folder `scratch`."""
+def run_tasks(tasks, pool=None, cluster=None, cluster_options=None, scratch=None):
+    """Run all tasks in the processes of `pool`, in this one if there is none, or as an array job of `submitit`'s
+    `cluster` ("slurm"; "local" to try it, all at once), with `cluster_options` and its files in the folder `scratch`.
+    """
     with progress(tasks):
         if cluster and tasks:
-            _submit(tasks, jobs, cluster, cluster_options or {}, scratch)
-        elif jobs == 1:
-            for task in tasks:
-                run_task(task)
+            _submit(tasks, cluster, cluster_options or {}, scratch)
         else:
-            context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(jobs, context, _end_with_parent) as pool:
-                try:
-                    for future in as_completed([pool.submit(run_task, task) for task in tasks]):
-                        future.result()
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)
-                    raise
+            run_all(run_task, tasks, pool)
 
 
-def _submit(tasks, jobs, cluster, options, scratch):
+def _submit(tasks, cluster, options, scratch):
     try:
         import submitit
     except ImportError as error:
         raise ValueError("--cluster needs submitit: pip install 'duplex-simulmt[cluster]'") from error
     executor = submitit.AutoExecutor(folder=scratch, cluster=cluster)
     defaults = {"name": "simulmt-sweep", "cpus_per_task": tasks[0].threads, "timeout_min": 24 * 60}
-    if cluster == "slurm":
-        defaults["slurm_array_parallelism"] = jobs
     executor.update_parameters(**{**defaults, **options})
     submitted = executor.map_array(run_task, tasks)
     try:
@@ -190,16 +178,6 @@ def _submit(tasks, jobs, cluster, options, scratch):
         for job in submitted:
             job.cancel()
         raise
-
-
-def _end_with_parent():
-    """Worker processes end when the main process is killed, so that a new run finds no other at work."""
-
-    def watch():
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Show a sentence as it unfolds: each source word, the decisions at its states, the words written."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from duplex_model.engine import Stream
 from duplex_model.policies import EmitHeadPolicy
 
 
@@ -17,15 +19,25 @@ class Watched:
         return self.policy.emits(stream)
 
 
+class Unfolded(NamedTuple):
+    """A translated sentence: text lines that show it, the finished stream, and {source position: output pieces written
+    when the words read so far end there}."""
+
+    lines: list[str]
+    stream: Stream
+    written: dict[int, int]
+
+
 def unfold(engine, line, policy):
-    """Text lines that show how `policy` (an EmitHeadPolicy) translates the source `line`."""
-    stream, lines = engine.open(), []
+    """How `policy` (an EmitHeadPolicy) translates the source `line`, as `Unfolded`."""
+    stream, lines, written = engine.open(), [], {}
     width = max(map(len, line.split()))
     for word in stream.feed(line):
         watched, decisions = Watched(policy), []
         for text in stream.advance(watched):
             probability = watched.seen.get(stream.words_written - 1)  # none once the source is finished
             decisions.append(f"EMIT {text}" if probability is None else f"EMIT {probability:.2f} {text}")
+        written[stream.x_vis - 1] = stream.y_gen - 1
         if stream.source_finished:
             decisions.append("end of sentence")
         elif stream.words_written in watched.seen:
@@ -34,4 +46,4 @@ def unfold(engine, line, policy):
         else:
             decisions.append("WAIT (output limit)")
         lines.append(f"  {word:<{width}}  " + " | ".join(decisions))
-    return lines
+    return Unfolded(lines, stream, written)

@@ -21,7 +21,7 @@ def test_unfolding_shows_every_decision_with_its_probability(checkpoint):
     """Each source word's line against another run of the same sentence."""
     engine, policy = Engine(*load_checkpoint(checkpoint), Limits(0.5, 5)), EmitHeadPolicy(0.05)
     source, _ = demo_pairs()[0]
-    lines, stream = unfold(engine, source, policy), engine.open()
+    lines, stream = unfold(engine, source, policy).lines, engine.open()
     emitted = waited = 0
     for line, word in zip(lines, stream.feed(source), strict=True):
         noting = Noting(policy)
