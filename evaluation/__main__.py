@@ -20,6 +20,7 @@ from evaluation.comet import ENVIRONMENT, checked_model, package_version, write_
 from evaluation.examples import compute_examples, example_point, write_examples
 from evaluation.files import write_json
 from evaluation.logs import only_run
+from evaluation.measurement import at_least_one
 from evaluation.report import comparison_text, example_text, load_points, write_report
 from evaluation.run import sweep
 from evaluation.scores import compare_systems, write_points
@@ -36,23 +37,22 @@ def parse_arguments(arguments=None):
         "--output", type=Path, help="folder of the results (default: results/NAME; with --limit runs/NAME-LIMIT)"
     )
     add_data_dir(parser)
-    parser.add_argument("--limit", type=int, help="only the first LIMIT sentences")
-    parser.add_argument("--jobs", type=int, default=1, help="tasks that run at once, each in a process of its own")
+    parser.add_argument("--limit", type=at_least_one, help="only the first LIMIT sentences")
+    parser.add_argument(
+        "--jobs",
+        type=at_least_one,
+        default=1,
+        help="tasks that run at once, each in a process of its own; so many also score, compare and draw",
+    )
     parser.add_argument(
         "--shards",
-        type=int,
+        type=at_least_one,
         default=1,
         help="parts of the test set that run apart and are joined; a run that was cut goes on only with as many",
     )
     parser.add_argument("--cluster", help="run the tasks as an array job of submitit: slurm, or local to try it")
     parser.add_argument("--fresh", action="store_true", help="throw away the logs of an earlier run")
-    args = parser.parse_args(arguments)
-    if args.limit is not None and args.limit < 1:
-        parser.error(f"--limit {args.limit}: use at least one sentence")
-    for name in ("jobs", "shards"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} {getattr(args, name)}: use at least one")
-    return args
+    return parser.parse_args(arguments)
 
 
 def check_points(settings, points, source, reference, output):

@@ -42,13 +42,14 @@ def gain_text(tested):
 
 
 def gains(comparison):
-    """Lines of text: the mean gain over the common range, and the gain at each latency asked for."""
+    """Lines of text: the mean gain over the common range, and the gain at each latency that was asked for."""
     metric = comparison["metric"]
     if comparison["range"] is None:
         lines = [f"no range of {metric} that both cover"]
     else:
         low, high = comparison["range"]
-        lines = [f"mean over {metric} {low:.2f} to {high:.2f}: {gain_text(comparison['mean_gain'])}"]
+        where = f"mean over {metric} {low:.2f} to {high:.2f}" if low < high else f"at {metric} {low:.2f} of both"
+        lines = [f"{where}: {gain_text(comparison['mean_gain'])}"]
     for place in comparison["at"]:
         result = gain_text(place["gain"]) if place["gain"] else "outside the range"
         lines.append(f"at {metric} {place['latency']:g}: {result}")

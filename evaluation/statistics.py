@@ -76,7 +76,9 @@ def _bleu(counts):
 
 def mean_gain(system, baseline, low, high):
     """Mean of system - baseline (BLEU) over the latencies from `low` to `high`: the area between two Frontiers, divided
-    by its width."""
+    by its width; at one latency the difference there."""
+    if low == high:
+        return float(system.quality_at(low) - baseline.quality_at(low))
     knots = np.concatenate([system.latency, baseline.latency])
     knots = np.unique(np.concatenate([[low, high], knots[(knots > low) & (knots < high)]]))
     gain = system.quality_at(knots) - baseline.quality_at(knots)
@@ -97,7 +99,7 @@ def compare(system, baseline, at=(), samples=SAMPLES, seed=SEED):
     covered = [latency for latency in at if low <= latency <= high]
 
     def gains(pair):
-        first = [mean_gain(*pair, low, high)] if low < high else []
+        first = [mean_gain(*pair, low, high)] if low <= high else []
         return [*first, *(float(pair[0].quality_at(a) - pair[1].quality_at(a)) for a in covered)]
 
     random, count = np.random.default_rng(seed), system.counts.shape[1]
@@ -106,8 +108,8 @@ def compare(system, baseline, at=(), samples=SAMPLES, seed=SEED):
     tested = [_tested(gain, column) for gain, column in zip(gains(whole), resampled.T, strict=True)]
     at_latency = dict(zip(covered, tested[len(tested) - len(covered) :], strict=True))
     return {
-        "range": [float(low), float(high)] if low < high else None,
-        "mean_gain": tested[0] if low < high else None,
+        "range": [float(low), float(high)] if low <= high else None,
+        "mean_gain": tested[0] if low <= high else None,
         "at": [{"latency": latency, "gain": at_latency.get(latency)} for latency in at],
         "equal_quality": [
             {

@@ -104,6 +104,7 @@ def test_without_a_common_range_what_was_measured_is_told():
     text = "\n".join(comparison_section(single))
     assert "- no range of AL that both cover" in text and "- at AL 2: +1.23 BLEU" in text and "| 80% |" in text
     assert "(80%)" in comparison_text(single)
+    assert "  at AL 3.00 of both: +1.23 BLEU [" in comparison_text({**COMPARISON, "range": [3.0, 3.0]})
 
 
 def test_the_same_json_gives_the_same_files(tmp_path):
