@@ -9,7 +9,7 @@ import torch
 from simuleval.agents import TextToTextAgent
 from simuleval.agents.actions import ReadAction, WriteAction
 
-from duplex_model.checkpoint import load_checkpoint
+from duplex_model.checkpoint import check_checkpoint, load_checkpoint
 from duplex_model.data import check_aligned
 from duplex_model.engine import Engine, Limits
 
@@ -35,6 +35,7 @@ class StreamAgent(TextToTextAgent):
         check_aligned(source, target)
         self.timing = Timing(args.timing_file, first_index(args), getattr(args, "continue_unfinished", False))
         if engine is None:
+            self.check_model(args)
             engine = Engine(*load_checkpoint(args.checkpoint, self.backbone_of(args)), limits)
         self.engine = engine
         self._warn_of_unit(args)
@@ -43,7 +44,7 @@ class StreamAgent(TextToTextAgent):
 
     def _warn_of_unit(self, args):
         written, unit = self.engine.tokenizer.target_unit, getattr(args, "eval_latency_unit", "word")
-        if unit not in ("char", written):
+        if unit != written:
             logger.warning(
                 f"the model writes {written}s, but latency is counted by {unit}: use --eval-latency-unit {written}"
             )
@@ -52,6 +53,16 @@ class StreamAgent(TextToTextAgent):
     def check(cls, args):
         """(policy, Limits) of the options, before a model is loaded; ValueError if a value is out of range."""
         return cls.build_policy(args), Limits(args.max_len_a, args.max_len_b)
+
+    @classmethod
+    def check_model(cls, args):
+        """Raise for a checkpoint that cannot be served, before its weights are loaded."""
+        folder = check_checkpoint(args.checkpoint, cls.backbone_of(args))
+        if json.loads((folder / "config.json").read_text(encoding="utf-8"))["anchor"] == "oracle":
+            raise ValueError(
+                f"{folder}: the model's anchor is the true source length ('oracle'), which a live system does not "
+                "know; train with a fixed anchor"
+            )
 
     @classmethod
     def backbone_of(cls, args):
@@ -86,10 +97,6 @@ class StreamAgent(TextToTextAgent):
         parser.add_argument(
             "--reject-long", action="store_true", help="a source beyond the anchor is an error instead of being cut"
         )
-
-    @classmethod
-    def from_args(cls, args):
-        return cls(args)
 
     def reset(self):
         super().reset()
@@ -140,7 +147,10 @@ class BaselineAgent(StreamAgent):
     def add_args(cls, parser):
         super().add_args(parser)
         parser.add_argument(
-            "--backbone", choices=("duplex", "lm"), default="lm", help="the checkpoint's causal LM, or its grid"
+            "--backbone",
+            choices=("duplex", "lm"),
+            default=cls.default_backbone,
+            help="the checkpoint's causal LM, or its grid",
         )
 
 

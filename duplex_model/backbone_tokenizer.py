@@ -1,7 +1,7 @@
 """Words to pieces and back with a pretrained LLM's own tokenizer, whose pieces carry the blank as a *prefix*.
 
 Every word is encoded alone with a blank before it, so a stream that reads word by word gets the pieces of the whole
-line. A word ends where the next piece opens one (design: words). Text is not normalised.
+line. A word ends where the next piece opens one. Text is not normalised.
 """
 
 import json

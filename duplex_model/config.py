@@ -100,7 +100,7 @@ def check_window(backbone, config):
     window, layers = getattr(backbone, "sliding_window", None), getattr(backbone, "layer_types", None)
     if window is None or (layers is not None and "sliding_attention" not in layers):
         return
-    # An output is at most as long as a source and a half, and 20 tokens: what a causal LM has to see.
+    # By the default output limit a causal LM has to see a source, one and a half times as much output, and 20 tokens.
     needed = 5 * config.anchor // 2 + 20 if isinstance(config.anchor, int) else math.inf
     if window < needed:
         raise ValueError(

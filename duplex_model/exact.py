@@ -1,7 +1,7 @@
-"""The exact attention of the grid, a slow oracle for tests and measurements: never the product path.
+"""The exact attention of the grid, a slow oracle for tests and measurements: never what an agent runs.
 
 No broadcast and no same-cell query: every cell attends with its own query, O(X^2 Y + X Y^2) a layer. It equals the
-product's form for one layer, for X = Y = 1, and in input column 0 at any depth.
+grid's form for one layer, for X = Y = 1, and in input column 0 at any depth.
 """
 
 import torch

@@ -1,6 +1,7 @@
 """Read a frozen dataclass from a YAML file, a key that it does not have being an error that names it; what several
 command lines share."""
 
+import argparse
 import dataclasses
 import difflib
 import os
@@ -95,6 +96,13 @@ def add_data_dir(parser):
         default=os.environ.get("DUPLEX_DATA_DIR", "data"),
         help="folder of the text (default: $DUPLEX_DATA_DIR or data)",
     )
+
+
+def at_least_one(text):
+    """An option's value as an int of at least 1."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than one")
+    return value
 
 
 def split_languages(languages):

@@ -1,7 +1,8 @@
 """Words to pieces and back with SentencePiece, whitespace kept as a *suffix*.
 
 With the suffix, a word's end is known from its own last piece, so a stream never has to look at the next token to know
-that a word is complete (design: decision rows). Text is not normalised, and unknown characters fall back to bytes.
+that a word is complete (see the decision rows of `duplex_model.data`). Text is not normalised, and unknown characters
+fall back to bytes.
 """
 
 import codecs

@@ -13,14 +13,12 @@ from pathlib import Path
 from sacrebleu.metrics import BLEU
 from simuleval.data.dataloader import TextToTextDataloader
 
-from duplex_model.checkpoint import check_checkpoint
 from duplex_model.data import check_aligned, read_lines
-from duplex_model.settings import add_data_dir, load_settings
+from duplex_model.settings import add_data_dir, at_least_one, load_settings
 from evaluation.comet import ENVIRONMENT, checked_model, package_version, write_comet
 from evaluation.examples import compute_examples, example_point, write_examples
 from evaluation.files import write_json
 from evaluation.logs import only_run
-from evaluation.measurement import at_least_one
 from evaluation.report import comparison_text, example_text, load_points, write_report
 from evaluation.run import sweep
 from evaluation.scores import compare_systems, write_points
@@ -57,17 +55,19 @@ def parse_arguments(arguments=None):
 
 def check_points(settings, points, source, reference, output):
     """Raise for a wrong option, value or checkpoint of any point, and for wrong examples; loads no model."""
+    lines = read_lines(source)
+    if not lines:
+        raise ValueError(f"{source} has no line")
     for point in points:
         folder = output / "logs" / point.folder_name
         args = simuleval_arguments(point, source, reference, folder, settings.latency_unit)
         agent = point.agent_class()
         agent.check(args)
-        check_checkpoint(args.checkpoint, agent.backbone_of(args))
+        agent.check_model(args)
     check_tokenizer(settings.tokenize)
     if "COMET" in settings.metrics:
         checked_model(settings.comet_model)
         package_version(ENVIRONMENT)
-    lines = read_lines(source)
     for number in settings.examples:
         if not 1 <= number <= len(lines) or not lines[number - 1].strip():
             raise ValueError(f"examples: {source} has no text at line {number}")

@@ -20,11 +20,11 @@ import yaml
 from duplex_model.checkpoint import load_checkpoint
 from duplex_model.config import DuplexConfig
 from duplex_model.data import load_examples, read_pairs
-from duplex_model.settings import add_data_dir, from_mapping, load_settings
+from duplex_model.settings import add_data_dir, at_least_one, from_mapping, load_settings
 from duplex_model.training.settings import TrainSettings
 from evaluation.files import write_json
 from evaluation.tables import markdown_table
-from evaluation.teacher_forced import batches_of, measure, nats_at, reached, trained_prices
+from evaluation.teacher_forced import batches_of, measure, nats_at, reached_at, trained_prices
 
 THETAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -50,8 +50,8 @@ class AblationSettings:
 def merged(settings, changes):
     """The nested mapping `settings` with `changes` put in."""
     result = dict(settings)
-    for key, value in changes.items():
-        result[key] = merged(result.get(key, {}), value) if isinstance(value, dict) else value
+    for key, value in (changes or {}).items():
+        result[key] = merged(result.get(key) or {}, value) if isinstance(value, dict) else value
     return result
 
 
@@ -71,8 +71,8 @@ def train(recipe, folder, shared, data_dir, processes):
     known.write_text(text, encoding="utf-8")
     if (folder / "finished").is_file():
         return
-    for part in ("tokenizer", "lm"):
-        if shared and not (folder / part).is_dir():
+    for part in ("tokenizer", "lm"):  # what a recipe over a backbone may lack
+        if shared and (shared / part).is_dir() and not (folder / part).is_dir():
             shutil.copytree(shared / part, folder / f"{part}.tmp", dirs_exist_ok=True)
             os.replace(folder / f"{part}.tmp", folder / part)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
@@ -90,13 +90,14 @@ def score(folder, settings, data_dir, areas, sentences, thetas=(0.5,)):
     curves = measure(
         model, batches_of(load_examples(tokenizer, pairs, data.max_tokens)), trained_prices(model.config), thetas
     )
-    shares = [share for share in reached(curves).values() if share is not None]
+    places = []
+    for area in areas:
+        wait_k, head = (nats_at(curves[policy], area) for policy in ("wait-k", "head"))
+        places.append({"area": area, "wait_k": wait_k, "head": head, "reached": reached_at(curves, area, head)})
+    shares = [place["reached"] for place in places if place["reached"] is not None]
     return {
         "whole_source": curves["wait-k"][max(curves["wait-k"])][0],
-        "at_area": [
-            {"area": area, "wait_k": nats_at(curves["wait-k"], area), "head": nats_at(curves["head"], area)}
-            for area in areas
-        ],
+        "at_area": places,
         "reached": sum(shares) / len(shares) if shares else None,
         "curves": curves,
     }
@@ -125,7 +126,7 @@ def main(arguments=None):
     parser.add_argument(
         "--stage-1", type=Path, help="finished run of the base's stage 1, which is then not trained (default: none)"
     )
-    parser.add_argument("--processes", type=int, default=2, help="processes of a training")
+    parser.add_argument("--processes", type=at_least_one, default=2, help="processes of a training")
     args = parser.parse_args(arguments)
     ablation = load_settings(AblationSettings, args.config)
     beside = args.config.parent / ablation.recipe

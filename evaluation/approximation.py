@@ -1,7 +1,8 @@
 """`python -m evaluation.approximation PREFIX`: what the grid's approximation costs on a trained model.
 
-The product's form against the exact one (`duplex_model.exact`), which every cell attends with its own query: mean KL of
-the next-token distribution over the cells of the reference (nats), and BLEU and AL when each form decides and writes.
+The grid's approximate form against the exact one (`duplex_model.exact`), in which every cell attends with its own
+query: mean KL of the next-token distribution over the cells of the reference (nats), and BLEU and AL when each form
+decides and writes.
 """
 
 import json
@@ -19,7 +20,7 @@ from duplex_model.model import Block
 from duplex_model.policies import EmitHeadPolicy
 from evaluation.files import write_json
 from evaluation.measurement import circumstances, load_measured, measurement_parser, most_tokens
-from evaluation.metrics import average_lagging
+from evaluation.metrics import average_lagging, reference_length
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class ExactEngine(Engine):
 
 @torch.inference_mode()
 def divergence(model, examples):
-    """(mean KL(exact || product) of the next-token distribution in nats, cells) over the decision rows."""
+    """(mean KL(exact || approximate) of the next-token distribution in nats, cells) over the decision rows."""
     total, cells = 0.0, 0
     for example in examples:
         ids = torch.tensor([example.source]), torch.tensor([example.target[:-1]])
@@ -76,7 +77,7 @@ def free_run(engine, pairs, policy):
     """{BLEU, AL} of the engine on pairs of lines."""
     outputs = [translate(engine, source, policy) for source, _ in pairs]
     lags = [
-        average_lagging(delays, len(source.split()), len(reference.split()))
+        average_lagging(delays, len(source.split()), reference_length(reference, "word"))
         for (_, delays), (source, reference) in zip(outputs, pairs, strict=True)
         if delays
     ]
@@ -100,9 +101,9 @@ def main(arguments=None):
     longest = most_tokens(model.config, tokenizer)
     pairs = [pair for pair in pairs if load_examples(tokenizer, [pair], longest)]  # no empty or long ones
     kl, cells = divergence(model, load_examples(tokenizer, pairs, longest))
-    result = {"prefix": args.prefix.name, "sentences": len(pairs), "kl_nats": kl, "cells": cells, "points": []}
-    result |= circumstances(args.checkpoint)
-    engines = {"product": Engine(model, tokenizer), "exact": ExactEngine(model, tokenizer)}
+    result = {"sentences": len(pairs), "kl_nats": kl, "cells": cells, "points": []}
+    result |= circumstances(args, pairs)
+    engines = {"approximate": Engine(model, tokenizer), "exact": ExactEngine(model, tokenizer)}
     for lam in args.lam:
         scores = {name: free_run(engine, pairs, EmitHeadPolicy(lam)) for name, engine in engines.items()}
         result["points"].append({"lam": lam, **scores})

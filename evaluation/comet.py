@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
-from evaluation.files import read_json, sha256, write_json
+from evaluation.files import HASH_DIGITS, read_json, sha256, write_json
 from evaluation.logs import IDENTITY, LOG, only_run
 from evaluation.metrics import half_width, read_records
-from evaluation.report import HASH_DIGITS, load_points, write_report
+from evaluation.report import load_points, write_report
 from evaluation.settings import COMET_MODEL
 from evaluation.tables import table
 

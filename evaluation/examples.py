@@ -15,6 +15,7 @@ from duplex_model.data import example_of_ids, read_lines
 from duplex_model.layers import only_rows
 from duplex_model.path import optimal_path
 from duplex_model.tokenizer import EOS, SPACE
+from evaluation.files import replace_file
 from evaluation.run import engine_for
 from evaluation.settings import simuleval_arguments
 from evaluation.unfold import unfold
@@ -91,8 +92,8 @@ def example_grid(engine, stream, written, lam):
 
 
 def _exits(written, rows, final):
-    """[R] heights of the path taken. Rows where the stream made no decision (the last word's: it is read together with
-    the end) are left at the height at which they are entered."""
+    """[R] heights of the path taken. Rows where the stream made no decision (the last word's, which is read together
+    with the end; those inside a word of characters) are left at the height at which they are entered."""
     exits, height = [], 0
     for row in rows[:-1]:
         height = written.get(row, height)
@@ -119,4 +120,4 @@ def _rounded(tensor):
 def write_examples(examples, path):
     """The examples as JSON, one a line."""
     lines = ",\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    replace_file(path, f"[\n{lines}\n]\n".encode())

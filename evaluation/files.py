@@ -6,6 +6,8 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
+HASH_DIGITS = 12  # of a SHA-256, where it is shown
+
 
 def replace_file(path, data):
     """Write `path` at once: no reader sees half of it."""

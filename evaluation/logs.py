@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from functools import reduce
 
 from agents.base import LOG
-from duplex_model.checkpoint import checkpoint_files, checkpoint_folder
-from evaluation.files import read_json, replace_file, sha256, write_json
+from evaluation.files import read_json, replace_file, write_json
 
 TIMING, IDENTITY, CIRCUMSTANCES = "timing.jsonl", "point.json", "circumstances.json"
 THEN = ", then "
@@ -66,20 +65,6 @@ def _is_json(line):
     except ValueError:
         return False
     return True
-
-
-def identity(task):
-    """What a task's log depends on, but for its range; a folder holds the log of one identity only."""
-    point, options = task.point, task.point.agent_options
-    model = checkpoint_folder(options.get("checkpoint"), options.get("backbone", point.agent_class().default_backbone))
-    return {
-        "agent": point.system.agent,
-        "options": options,
-        "latency_unit": task.latency_unit,
-        "source_sha256": sha256(task.source),
-        "reference_sha256": sha256(task.reference),
-        "checkpoint_sha256": {path.name: sha256(path) for path in checkpoint_files(model)},
-    }
 
 
 def claim(folder, wanted):

@@ -1,22 +1,23 @@
 """What the measurements on parallel text share: their options, what they load, the JSON that they write."""
 
 import argparse
+import hashlib
 import math
+import platform
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
+import agents
+import duplex_model
 from duplex_model.checkpoint import checkpoint_files, checkpoint_folder, load_checkpoint
 from duplex_model.data import read_pairs
-from evaluation.files import sha256
+from duplex_model.settings import at_least_one
+from evaluation.files import HASH_DIGITS, sha256
 
 PACKAGES = ("torch", "transformers", "simuleval", "sacrebleu", "sentencepiece", "numpy")
-
-
-def at_least_one(text):
-    """An option's value as an int of at least 1."""
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than one")
-    return value
 
 
 def measurement_parser(module, description, limit=None):
@@ -34,14 +35,36 @@ def measurement_parser(module, description, limit=None):
 
 
 def versions():
-    """{package: version} of what a number may depend on."""
-    return {name: version(name) for name in PACKAGES}
+    """{package: version} of what a number may depend on; `code`: a hash of this project's models and agents."""
+    return {**{name: version(name) for name in PACKAGES}, "code": code_hash()}
 
 
-def circumstances(checkpoint=None, backbone="duplex"):
-    """What a measurement on a checkpoint was made with, ready for JSON: the files' SHA-256 and the versions."""
+@cache
+def code_hash():
+    """First digits of a SHA-256 of all files of `duplex_model` and `agents` that decide what an agent writes."""
+    files = [path for package in (duplex_model, agents) for path in Path(package.__file__).parent.glob("*.py")]
+    digest = hashlib.sha256()
+    for path in sorted(files, key=lambda path: (path.parent.name, path.name)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:HASH_DIGITS]
+
+
+def checkpoint_sha256(checkpoint=None, backbone="duplex"):
+    """{file name: SHA-256} of a checkpoint's model."""
     files = checkpoint_files(checkpoint_folder(checkpoint, backbone))
-    return {"checkpoint_sha256": {path.name: sha256(path) for path in files}, "versions": versions()}
+    return {path.name: sha256(path) for path in files}
+
+
+def circumstances(args, pairs):
+    """What a measurement with these parsed options on these pairs of lines was made with, ready for JSON."""
+    text = "".join(line + "\n" for pair in pairs for line in pair)
+    return {
+        "text": f"{args.prefix}.{args.source_language}, .{args.target_language}",
+        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "checkpoint_sha256": checkpoint_sha256(args.checkpoint),
+        "versions": versions(),
+        "device": f"cpu, {torch.get_num_threads()} thread(s), {platform.machine()}",
+    }
 
 
 def load_measured(args):

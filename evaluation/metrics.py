@@ -1,7 +1,8 @@
-"""Scores of a SimulEval log: corpus quality by sacreBLEU, latency in words (or characters) by the field's formulas.
+"""Scores of a SimulEval log: corpus quality by sacreBLEU, latency in source words by the field's formulas.
 
-g(t) is the number of source words read when output word t is written; r is the length ratio of the formula. Lines
-without output have no latency and are left out of its means, as SimulEval does; they are counted.
+g(t) is the number of source words read when output word t is written; r is the length ratio of the formula, target
+over source, the target's length in the latency unit. Lines without output have no latency and are left out of its
+means, as SimulEval does; they are counted.
 """
 
 import itertools
@@ -120,7 +121,8 @@ def score_timing(records):
     """Wall-clock scores of an agent's timing file, ms, as median and 95th percentile (`_p95`), with `_half_width`s.
 
     first_token_ms: from the first source word to the first output word, all source words being there at once. word_ms:
-    computing after one source word. sentence_ms: a whole sentence. step_ms: mean of a model call.
+    computing after one source word. sentence_ms: a whole sentence. step_ms: the time of all sentences over their model
+    calls, so the agent's own work is in it.
     """
     measured = {
         "first_token_ms": [r["first_token_ms"] for r in records if r["first_token_ms"] is not None],

@@ -10,13 +10,12 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from evaluation.files import read_json
+from evaluation.files import HASH_DIGITS, read_json, replace_file
 from evaluation.grid_picture import draw_grid
 from evaluation.pictures import draw_quality
-from evaluation.tables import CLOCK, SIGNS, cells, columns_of, markdown_table, write_csv
+from evaluation.tables import CLOCK, METRICS, SIGNS, cells, columns_of, markdown_table, write_csv
 from evaluation.workers import run_all
 
-HASH_DIGITS = 12
 GRID_NOTE = """\
 The grids below show the model's **own output**, not the reference: rows are the source words read, columns the pieces
 of the output (`@@`: the word goes on, `▁`: it ends). Upper panel: -log p of the piece that is written next; in the
@@ -35,23 +34,30 @@ def load_points(folder):
     return sorted(results, key=lambda result: result["number"])
 
 
-def gain_text(tested):
-    """A gain of `evaluation.statistics.compare` with its interval and p-value."""
+def system_of(comparison):
+    """The compared system's name, and of those whose points joined its own."""
+    return " with ".join([comparison["system"], *comparison.get("join", ())])
+
+
+def gain_text(tested, samples):
+    """A gain of `evaluation.statistics.compare` with its interval and p-value; "<=" where `samples` tell no less."""
     low, high = tested["interval"]
-    return f"{tested['BLEU']:+.2f} BLEU [{low:+.2f}, {high:+.2f}], p = {tested['p']:.4f}"
+    sign = "<=" if tested["p"] * (samples + 1) < 1.5 else "="
+    return f"{tested['BLEU']:+.2f} BLEU [{low:+.2f}, {high:+.2f}], p {sign} {tested['p']:.4f}"
 
 
 def gains(comparison):
-    """Lines of text: the mean gain over the common range, and the gain at each latency that was asked for."""
-    metric = comparison["metric"]
-    if comparison["range"] is None:
+    """Lines of text: the mean gain over the common range, or between two single points; then at each latency asked."""
+    metric, samples = comparison["metric"], comparison["samples"]
+    if comparison["mean_gain"] is None:
         lines = [f"no range of {metric} that both cover"]
+    elif comparison["range"] is None:
+        lines = [f"between their only points: {gain_text(comparison['mean_gain'], samples)}"]
     else:
         low, high = comparison["range"]
-        where = f"mean over {metric} {low:.2f} to {high:.2f}" if low < high else f"at {metric} {low:.2f} of both"
-        lines = [f"{where}: {gain_text(comparison['mean_gain'])}"]
+        lines = [f"mean over {metric} {low:.2f} to {high:.2f}: {gain_text(comparison['mean_gain'], samples)}"]
     for place in comparison["at"]:
-        result = gain_text(place["gain"]) if place["gain"] else "outside the range"
+        result = gain_text(place["gain"], samples) if place["gain"] else "outside the range"
         lines.append(f"at {metric} {place['latency']:g}: {result}")
     return lines
 
@@ -59,11 +65,11 @@ def gains(comparison):
 def equal_latency(place):
     """(latency at which the system has the baseline's BLEU, its share of the baseline's latency), as texts.
 
-    "<=" before a bound. "-" instead of a share that says nothing: the system never gets there, a bound lies above the
-    baseline's latency, or one of the two is not above 0 (AL can be), which makes no percentage.
+    "<=" before a bound. "-" instead of a share that says nothing: no point of the system gets there, a bound lies above
+    the baseline's latency, or one of the two is not above 0 (AL can be), which makes no percentage.
     """
     if place["system"] is None:
-        return "never", "-"
+        return "not reached", "-"
     sign, system, baseline = "<= " if place["at_most"] else "", place["system"], place["baseline"]
     told = min(system, baseline) > 0 and not (place["at_most"] and system > baseline)
     return f"{sign}{system:.2f}", f"{sign}{system / baseline:.0%}" if told else "-"
@@ -72,7 +78,8 @@ def equal_latency(place):
 def comparison_text(comparison):
     """One comparison of `evaluation.statistics.compare` as lines of text."""
     metric = comparison["metric"]
-    lines = ["", f"{comparison['system']} against {comparison['baseline']}, {comparison['samples']} bootstrap samples:"]
+    names = f"{system_of(comparison)} against {comparison['baseline']}"
+    lines = ["", f"{names}, {comparison['samples']} bootstrap samples:"]
     lines += [f"  {line}" for line in gains(comparison)]
     for place in comparison["equal_quality"]:
         latency, share = equal_latency(place)
@@ -101,13 +108,16 @@ def points_section(results):
     return [
         *results_table(results, columns),
         "",
-        f"{note}Length ratio: output over reference. AL, LAAL, YAAL, DAL and first word are means in source words, AP "
-        "is a share; first word (ms) a median.",
+        f"{note}Length ratio: output over reference. AL, LAAL, YAAL, DAL and first word are means in source words; "
+        "YAAL is LAAL over the words written before the source ends, - if there is none. AP is a share of the source, "
+        "above 1 where the output is longer than the reference. First word (ms) is a median.",
     ]
 
 
 def clock_section(results):
-    """Wall-clock latencies as Markdown; nothing for results without them."""
+    """Wall-clock latencies as Markdown; nothing for results without them, or whose tables show no milliseconds."""
+    if not {"first_token_ms", "step_ms"} & set(results[0].get("metrics", METRICS)):
+        return []
     rates = {result["scores"].get("words_per_second") for result in results}
     if None in rates:
         return []
@@ -140,14 +150,15 @@ def comparison_section(comparison):
     rows = []
     for place in comparison["equal_quality"]:
         rows.append([f"{place['BLEU']:.2f}", f"{place['baseline']:.2f}", *equal_latency(place)])
-    titles = ["BLEU", f"{metric} of {comparison['baseline']}", f"{metric} of {comparison['system']}", "share"]
+    titles = ["BLEU", f"{metric} of {comparison['baseline']}", f"{metric} of {system_of(comparison)}", "share"]
     heading = f"{metric} at which both have the same BLEU (<=: already the system's first point is better):"
     return [
         "",
-        f"### {comparison['system']} against {comparison['baseline']}, by {metric}",
+        f"### {system_of(comparison)} against {comparison['baseline']}, by {metric}",
         "",
         *(f"- {line}" for line in gains(comparison)),
-        f"- paired bootstrap over sentences, {comparison['samples']} samples, seed {comparison['seed']}",
+        f"- paired bootstrap over sentences, {comparison['samples']} samples, seed {comparison['seed']}; p-values are "
+        "two-sided and not corrected for the number of tests",
         *(["", heading, "", *markdown_table(titles, rows, left=0)] if rows else ()),
     ]
 
@@ -239,7 +250,7 @@ def write_report(folder, pool=None):
         if re.fullmatch(r"grid-\d+\.(png|svg)", old.name):
             old.unlink()
     write_csv(results, folder / "results.csv")
-    (folder / "report.md").write_text(report_text(name, results, comparisons, examples), encoding="utf-8")
+    replace_file(folder / "report.md", report_text(name, results, comparisons, examples).encode())
     title = f"{name}: {results[0]['scores']['sentences']} sentences"
     pictures = [
         partial(draw_quality, results, "AL", title, folder / "frontier"),

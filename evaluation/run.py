@@ -20,21 +20,20 @@ from tqdm import tqdm
 
 from duplex_model.checkpoint import checkpoint_files, checkpoint_folder, load_checkpoint
 from duplex_model.engine import Engine
-from evaluation.files import read_json, write_json
+from evaluation.files import read_json, sha256, write_json
 from evaluation.logs import (
     CIRCUMSTANCES,
     LOG,
     TIMING,
     claim,
-    identity,
     joined,
     keep_lines,
     merge,
     only_run,
     whole_lines,
 )
-from evaluation.measurement import versions
-from evaluation.settings import Point, simuleval_arguments
+from evaluation.measurement import checkpoint_sha256, versions
+from evaluation.settings import Point, agent_options, simuleval_arguments
 from evaluation.workers import run_all
 
 TERMINAL_SECONDS, FILE_SECONDS = 0.5, 30  # between updates of the progress bar
@@ -61,19 +60,15 @@ class Task:
 
 
 class FlushingEvaluator(SentenceLevelEvaluator):
-    """SimulEval's evaluator with its own loop, but each sentence's log line is written and flushed when it ends."""
+    """SimulEval's evaluator, but each sentence's log line is on disk when the sentence ends."""
 
     def __call__(self, system):
-        system.reset()
         with open(self.output / LOG, "a", encoding="utf-8") as log:
             for instance in self.iterator:
-                while not self.is_finished(instance):
-                    segment = system.pushpop(instance.send_source(self.source_segment_size))
-                    instance.receive_prediction(segment)
-                    if instance.finish_prediction:
-                        system.reset()
-                log.write(json.dumps(instance.summarize()) + "\n")
-                log.flush()
+                system.reset()
+                while not instance.finish_prediction:
+                    instance.receive_prediction(system.pushpop(instance.send_source(self.source_segment_size)))
+                print(json.dumps(instance.summarize()), file=log, flush=True)
                 os.fsync(log.fileno())
 
 
@@ -87,6 +82,21 @@ def shards_of(point, folder, sentences, shards, common):
         for start, end in zip(bounds, bounds[1:], strict=False)
         if start < end
     ]
+
+
+def identity(task):
+    """What a task's log depends on, but for its range and the code; a folder holds the log of one identity only."""
+    point = task.point
+    options = {**agent_options(point), **point.agent_options}
+    backbone = options.get("backbone", point.agent_class().default_backbone)
+    return {
+        "agent": point.system.agent,
+        "options": options,
+        "latency_unit": task.latency_unit,
+        "source_sha256": sha256(task.source),
+        "reference_sha256": sha256(task.reference),
+        "checkpoint_sha256": checkpoint_sha256(options["checkpoint"], backbone),
+    }
 
 
 def run_task(task):

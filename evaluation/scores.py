@@ -77,12 +77,12 @@ def compare_systems(settings, points, folders, limit, pool=None):
 def compare_pair(settings, points, folders, limit, pair):
     """One comparison (a `CompareSettings`), ready for JSON."""
 
-    def side(name):
+    def side(*names):
         logs = [
             read_records(folder / LOG)[:limit]
             for point, folder in zip(points, folders, strict=True)
-            if point.system.name == name
+            if point.system.name in names
         ]
         return points_of_logs(logs, pair.metric, settings.latency_unit, settings.tokenize)
 
-    return {**asdict(pair), **compare(side(pair.system), side(pair.baseline), pair.at)}
+    return {**asdict(pair), **compare(side(pair.system, *pair.join), side(pair.baseline), pair.at)}

@@ -38,8 +38,9 @@ class CompareSettings:
 
     system: str
     baseline: str
+    join: tuple[str, ...] = ()  # systems whose points lie on the same line as those of `system`
     metric: str = "AL"  # of latency: AL, LAAL, DAL, AP or first_token_words (YAAL is not there for every sentence)
-    at: tuple[float, ...] = ()  # latencies (words) at which the gain is tested
+    at: tuple[float, ...] = ()  # latencies (words; of AP shares) at which the gain is tested
 
     def __post_init__(self):
         valid = [name for name in LATENCIES if name != "YAAL"]
@@ -91,7 +92,10 @@ class TestSettings:
         if not self.words_per_second > 0:
             raise ValueError(f"words_per_second = {self.words_per_second}: a rate is greater than 0")
         names = [system.name for system in self.systems]
-        for name in (name for pair in self.compare for name in (pair.system, pair.baseline)):
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"systems: the name {name!r} is given twice")
+        for name in (name for pair in self.compare for name in (pair.system, pair.baseline, *pair.join)):
             if name not in names:
                 raise ValueError(f"compare: {name!r} is no system; use one of {', '.join(names)}")
 
@@ -162,10 +166,10 @@ class PointParser(ArgumentParser):
 
 
 def agent_options(point):
-    """The options of the point's agent that a configuration may set, with underscores."""
+    """{option: its default} of the point's agent, for those that a configuration may set, with underscores."""
     parser = PointParser(point)
     point.agent_class().add_args(parser)
-    return [name for name in vars(parser.parse_args([])) if name != "timing_file"]
+    return {name: default for name, default in vars(parser.parse_args([])).items() if name != "timing_file"}
 
 
 def simuleval_arguments(point, source, reference, folder, latency_unit, start_index=0):
@@ -173,7 +177,8 @@ def simuleval_arguments(point, source, reference, folder, latency_unit, start_in
 
     Raises ValueError naming the point for an option that is not the agent's or a value of the wrong type.
     """
-    check_keys(point.agent_options, agent_options(point), f"system {point.system.name!r}, point {point.label!r}")
+    defaults = agent_options(point)
+    check_keys(point.agent_options, list(defaults), f"system {point.system.name!r}, point {point.label!r}")
     parser = PointParser(point)
     simuleval_options.general_parser(parser=parser)
     simuleval_options.add_evaluator_args(parser)
@@ -187,6 +192,8 @@ def simuleval_arguments(point, source, reference, folder, latency_unit, start_in
     ]
     for key, value in point.agent_options.items():
         option = "--" + key.replace("_", "-")
+        if isinstance(value, bool) != isinstance(defaults[key], bool):
+            parser.error(f"{key} = {value!r}: only a switch is true or false")
         if value is True:
             arguments.append(option)
         elif value is not False:

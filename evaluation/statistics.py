@@ -14,8 +14,8 @@ from evaluation.metrics import SAMPLES, SEED, record_latency
 
 
 class Points(NamedTuple):
-    """Points of one system over N sentences: counts [P, N, C] that add up to BLEU's, latency [P, N] in words (nan for a
-    sentence without output)."""
+    """Points of one system over N sentences: counts [P, N, C] that add up to BLEU's, latency [P, N] in words (AP:
+    shares; nan for a sentence without output)."""
 
     counts: np.ndarray
     latency: np.ndarray
@@ -76,9 +76,9 @@ def _bleu(counts):
 
 def mean_gain(system, baseline, low, high):
     """Mean of system - baseline (BLEU) over the latencies from `low` to `high`: the area between two Frontiers, divided
-    by its width; at one latency the difference there."""
-    if low == high:
-        return float(system.quality_at(low) - baseline.quality_at(low))
+    by its width. Frontiers of one point each: the difference of the two points."""
+    if len(system.latency) == len(baseline.latency) == 1:
+        return float(system.quality[0] - baseline.quality[0])
     knots = np.concatenate([system.latency, baseline.latency])
     knots = np.unique(np.concatenate([[low, high], knots[(knots > low) & (knots < high)]]))
     gain = system.quality_at(knots) - baseline.quality_at(knots)
@@ -88,18 +88,20 @@ def mean_gain(system, baseline, low, high):
 def compare(system, baseline, at=(), samples=SAMPLES, seed=SEED):
     """System against baseline (Points of the same sentences, with the same latency metric), ready for JSON.
 
-    Returns `range`: the latencies that both frontiers cover; `mean_gain` there (BLEU) with 95% interval and p-value,
-    None if there is no such range; `at`: the same for the gain at each latency in `at` (None outside the range);
-    `equal_quality`: for each point of the baseline the latency at which the system has the same BLEU, or None; with
-    `at_most` the latency of the system's first point, which is better.
+    Returns `range`: the latencies that both frontiers cover, or None; `mean_gain` there (BLEU) with 95% interval and
+    p-value, None without such a range; of two systems with one point each the gain between these, wherever they are;
+    `at`: the same for the gain at each latency in `at` (None outside the range); `equal_quality`: for each point of the
+    baseline the latency at which the system has the same BLEU, or None; with `at_most` the latency of the system's
+    first point, which is better.
     """
     whole = Frontier.of(system), Frontier.of(baseline)
     low = max(frontier.latency[0] for frontier in whole)
     high = min(frontier.latency[-1] for frontier in whole)
+    gained = low < high or len(system.latency) == len(baseline.latency) == 1
     covered = [latency for latency in at if low <= latency <= high]
 
     def gains(pair):
-        first = [mean_gain(*pair, low, high)] if low <= high else []
+        first = [mean_gain(*pair, low, high)] if gained else []
         return [*first, *(float(pair[0].quality_at(a) - pair[1].quality_at(a)) for a in covered)]
 
     random, count = np.random.default_rng(seed), system.counts.shape[1]
@@ -108,8 +110,8 @@ def compare(system, baseline, at=(), samples=SAMPLES, seed=SEED):
     tested = [_tested(gain, column) for gain, column in zip(gains(whole), resampled.T, strict=True)]
     at_latency = dict(zip(covered, tested[len(tested) - len(covered) :], strict=True))
     return {
-        "range": [float(low), float(high)] if low <= high else None,
-        "mean_gain": tested[0] if low <= high else None,
+        "range": [float(low), float(high)] if low < high else None,
+        "mean_gain": tested[0] if gained else None,
         "at": [{"latency": latency, "gain": at_latency.get(latency)} for latency in at],
         "equal_quality": [
             {

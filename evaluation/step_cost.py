@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from duplex_model.backbone import load_config, load_lm
 from duplex_model.model import DuplexModel
+from duplex_model.settings import at_least_one
 from duplex_model.states import GridState
 from evaluation.files import write_json
 from evaluation.measurement import versions
@@ -93,9 +94,9 @@ def step_cost(lm, grid, rows, columns, repeats=20):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m evaluation.step_cost", description=__doc__)
     parser.add_argument("name", help="a pretrained LLM: a folder or a name of the hub, or either's FILE.gguf")
-    parser.add_argument("--rows", type=int, default=64, help="source tokens read")
-    parser.add_argument("--columns", type=int, default=64, help="output tokens written")
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--rows", type=at_least_one, default=64, help="source tokens read")
+    parser.add_argument("--columns", type=at_least_one, default=64, help="output tokens written")
+    parser.add_argument("--repeats", type=at_least_one, default=20)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)

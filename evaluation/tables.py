@@ -53,11 +53,13 @@ def row(result):
 def cells(result, columns, intervals=False):
     """A point's row of a table, as texts; "-" where it has no such value. intervals: with half of their 95% interval,
     where the point has it."""
-    values = {**row(result), **result.get("degeneracy", {})} if columns is SIGNS else row(result)
+    values = {**row(result), **result.get("degeneracy", {})}
 
     def cell(key, form):
         if values.get(key) is None:
             return "-"
+        if isinstance(values[key], bool):
+            return "yes" if values[key] else "no"
         half = values.get(f"{key}_half_width") if intervals else None
         return form.format(values[key]) + ("" if half is None else f" ± {form.format(half)}")
 
@@ -84,7 +86,7 @@ def markdown_table(titles, rows, left):
 
 
 def write_csv(results, path):
-    """All scores of all points, one line each; empty where a point lacks one."""
+    """All scores and the length ratio of all points, one line each; empty where a point lacks one."""
     rows = [row(result) for result in results]
     names = dict.fromkeys(name for line in rows for name in line)
     with open(path, "w", newline="", encoding="utf-8") as file:

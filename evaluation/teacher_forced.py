@@ -6,11 +6,14 @@ of the way from wait-k's nats to the best path's that the head goes at its own A
 points.
 """
 
+import itertools
+
 import numpy as np
 import torch
 
 from duplex_model.data import collate, load_examples, make_batches
 from duplex_model.losses import best_masks, decision_grid
+from duplex_model.policies import EmitHeadPolicy
 from evaluation.files import write_json
 from evaluation.measurement import circumstances, load_measured, measurement_parser, most_tokens
 
@@ -24,7 +27,10 @@ def parse_arguments(arguments=None):
     parser.add_argument("--lam", type=float, nargs="+", help="prices of the head (default: its trained range)")
     parser.add_argument("--theta", type=float, nargs="+", default=[0.5], help="EMIT thresholds of the head")
     parser.add_argument("--max-tokens", type=int, default=128, help="longer sentences (pieces a side) are left out")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    for lam, theta in itertools.product(args.lam or [LAM[0]], args.theta):
+        EmitHeadPolicy(lam, theta)  # raises for values out of range
+    return args
 
 
 def wait_k_exits(k, rows, heights):
@@ -61,7 +67,8 @@ def batches_of(examples):
 
 def trained_prices(config, count=8):
     """Prices that span the range that the head was trained on."""
-    return np.unique(np.geomspace(config.lam_min, config.lam_max, count).round(5)).tolist()
+    prices = np.geomspace(config.lam_min, config.lam_max, count)
+    return sorted({float(f"{price:.3g}") for price in prices})
 
 
 @torch.inference_mode()
@@ -70,6 +77,7 @@ def measure(model, batches, prices, thetas=(0.5,)):
 
     The head is asked for every price (its values) and every theta ("price, theta", unless there is only one theta).
     """
+    prices, thetas = list(dict.fromkeys(prices)), tuple(dict.fromkeys(thetas))
     sums, size = {}, np.zeros(2)
     best_prices = torch.tensor(LAM)
     bounds = torch.tensor(thetas).logit()[:, None, None, None, None]
@@ -105,14 +113,16 @@ def nats_at(curve, area):
     return float(np.interp(area, points[:, 1], points[:, 0])) if inside else None
 
 
+def reached_at(curves, area, nats):
+    """The share of the way from wait-k to the best path at this Area at which `nats` (None: nowhere) lies, or None."""
+    wait_k, best = nats_at(curves["wait-k"], area), nats_at(curves["best path"], area)
+    defined = None not in (wait_k, best, nats) and wait_k - best > 1e-3  # nats; below, the share is noise
+    return (wait_k - nats) / (wait_k - best) if defined else None
+
+
 def reached(curves):
     """{lam: share of the way from wait-k to the best path that the head goes at its Area}; None outside their range."""
-    shares = {}
-    for lam, (nats, area) in curves["head"].items():
-        wait_k, best = nats_at(curves["wait-k"], area), nats_at(curves["best path"], area)
-        defined = None not in (wait_k, best) and wait_k - best > 1e-3  # nats; below, the share is noise
-        shares[lam] = (wait_k - nats) / (wait_k - best) if defined else None
-    return shares
+    return {lam: reached_at(curves, area, nats) for lam, (nats, area) in curves["head"].items()}
 
 
 def main(arguments=None):
@@ -127,8 +137,8 @@ def main(arguments=None):
             share = shares.get(value) if policy == "head" else None
             print(f"{policy:12}{value:>10}{nats:>12.4f}{area:>8.4f}{'' if share is None else f'{share:.1%}':>9}")
     if args.output:
-        result = {"prefix": args.prefix.name, "sentences": len(examples), "curves": curves, "reached": shares}
-        write_json({**result, **circumstances(args.checkpoint)}, args.output)
+        result = {"sentences": len(examples), "max_tokens": args.max_tokens, "curves": curves, "reached": shares}
+        write_json({**result, **circumstances(args, pairs)}, args.output)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 import argparse
 import difflib
 import importlib.util
+import re
 from pathlib import Path
 
 from sacrebleu.dataset import DATASETS
@@ -25,7 +26,7 @@ def language_defaults(languages):
     """
     if languages is None:
         return "word", "13a", None
-    _, target = split_languages(languages)
+    target = re.split("[-_]", split_languages(languages)[1].lower())[0]  # without script or region
     unit, tokenizer = ("char", UNSPACED[target]) if target in UNSPACED else ("word", "13a")
     tokenizer = "ko-mecab" if target == "ko" else tokenizer
     module = MECAB.get(tokenizer)

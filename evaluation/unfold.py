@@ -15,8 +15,8 @@ class Watched:
     seen: dict = field(default_factory=dict)
 
     def emits(self, stream):
-        self.seen[stream.words_written] = stream.emit_probability(self.policy.lam)
-        return self.policy.emits(stream)
+        probability = self.seen[stream.words_written] = stream.emit_probability(self.policy.lam)
+        return probability > self.policy.theta
 
 
 class Unfolded(NamedTuple):

@@ -20,7 +20,7 @@ from duplex_model.tokenizer import Tokenizer, train_tokenizer
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "eval_configs" / "demo"
-SHARED = ROOT.parent / "shared" / "data"
+SHARED = Path(os.environ.get("DUPLEX_DATA_DIR", ROOT.parent / "shared" / "data"))  # parallel text; may be absent
 
 TINY = {
     "hidden_size": 48,

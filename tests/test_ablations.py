@@ -25,6 +25,8 @@ def test_changes_go_into_nested_settings():
         "b": {"c": 4, "d": 3},
         "e": {"f": 5},
     }
+    assert merged({"lora": None, "seed": 1}, {"lora": {"r": 8}}) == {"lora": {"r": 8}, "seed": 1}
+    assert merged({"seed": 1}, None) == {"seed": 1}
 
 
 def test_what_stage_1_depends_on():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import DEMO, demo_pairs, simuleval, write_files
 
+from agents.duplex_agent import DuplexAgent
 from agents.offline_agent import OfflineAgent
 from agents.oracle_agent import OracleAgent
 from agents.waitk_agent import WaitKAgent
@@ -95,7 +96,8 @@ def test_the_oracle_needs_a_reference(checkpoint):
 def test_char_unit(tmp_path, checkpoint):
     write_files(tmp_path, *zip(*demo_pairs()[:2], strict=True))
     options = ("--agent", "agents/waitk_agent.py", "--checkpoint", checkpoint, "--eval-latency-unit", "char")
-    records, _ = simuleval(tmp_path, *options)
+    records, done = simuleval(tmp_path, *options)
+    assert "the model writes words, but latency is counted by char" in done.stderr
     for record in records:
         assert " " not in record["prediction"] and len(record["delays"]) == len(record["prediction"])
 
@@ -125,6 +127,15 @@ def test_a_latency_unit_that_the_model_does_not_write_is_warned_of(unit, warned,
     (tmp_path / "config.json").write_text(json.dumps(config))
     WaitKAgent.from_args(agent_arguments(WaitKAgent, checkpoint=str(tmp_path), eval_latency_unit=unit))
     assert ("use --eval-latency-unit char" in caplog.text) == warned
+
+
+def test_a_model_of_the_oracle_anchor_is_refused(tmp_path, checkpoint):
+    for name in ("model.safetensors", "spm.model"):
+        (tmp_path / name).write_bytes((checkpoint / "duplex" / name).read_bytes())
+    config = json.loads((checkpoint / "duplex" / "config.json").read_text()) | {"anchor": "oracle"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="anchor is the true source length .*; train with a fixed anchor"):
+        DuplexAgent.from_args(agent_arguments(DuplexAgent, checkpoint=str(tmp_path)))
 
 
 def test_the_timing_file_is_this_run_s(tmp_path, checkpoint):

@@ -20,8 +20,8 @@ def test_one_layer_has_no_gap(tokenizer):
     assert cells == sum(len(e.decision_rows) * (len(e.target) - 1) for e in examples)
     engines = [engine(model, tokenizer, Limits(0.3, 3)) for engine in (Engine, ExactEngine)]
     for source, _ in demo_pairs()[:3]:
-        product, exact = (translate(engine, source, policy) for engine in engines)
-        assert product == exact and product[0]
+        approximate, exact = (translate(engine, source, policy) for engine in engines)
+        assert approximate == exact and approximate[0]
 
 
 def test_several_layers_do(tokenizer):
@@ -57,7 +57,7 @@ def test_a_run_over_files(tmp_path, checkpoint, capsys):
     result = json.loads(out.read_text())
     (point,) = result["points"]
     assert result["sentences"] == 1  # the empty one is not measured
-    assert point["lam"] == 0.1 and {"BLEU", "AL"} == set(point["product"]) == set(point["exact"])
+    assert point["lam"] == 0.1 and {"BLEU", "AL"} == set(point["approximate"]) == set(point["exact"])
     assert '"kl_nats"' in capsys.readouterr().out
 
 

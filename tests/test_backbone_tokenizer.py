@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import SHARED, demo_pairs
+from conftest import demo_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import (
@@ -191,7 +191,6 @@ def test_saves_and_loads(tokenizer, tmp_path):
     assert loaded.special_ids == tokenizer.special_ids and loaded.opening_ids == tokenizer.opening_ids
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the parallel text of the shared data folder")
 @pytest.mark.parametrize("language", REAL)
 @pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
 def test_ten_thousand_real_lines_come_back_word_by_word(tokenizers, sentencepiece, kind, language):

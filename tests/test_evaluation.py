@@ -91,11 +91,14 @@ def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
     for option in ("fp16", "start_index", "eval_latency_unit", "timing_file"):  # SimulEval's, or set by the sweep
         refuse(ValueError, rf"unknown key '{option}'", systems=[{**system, "options": {option: 1}}])
     refuse(ValueError, r"cannot be imported", systems=[{**system, "agent": "agents.nowhere.Agent"}])
+    refuse(ValueError, r"k = False: only a switch is true or false", systems=[{**system, "sweep": {"k": [False]}}])
+    refuse(ValueError, r"reject_long = 1: only a switch", systems=[{**system, "options": {"reject_long": 1}}])
+    refuse(ValueError, r"the name 'a' is given twice", systems=[system, {**system, "sweep": {"k": [2]}}])
     for no_agent in ("agents.base.StreamAgent", "collections.OrderedDict", "agents.base.LOG"):
         refuse(
             ValueError, rf"agent '{no_agent}' is no StreamAgent with a policy", systems=[{**system, "agent": no_agent}]
         )
-    refuse(ValueError, r"occurs twice", systems=[system, system])
+    refuse(ValueError, r"occurs twice", systems=[{**system, "sweep": {"k": [1, 1]}}])
     refuse(ValueError, r"nothing to run", systems=[])
     refuse(ValueError, r"system 'a': sweep: k has no value", systems=[{**system, "sweep": {"k": []}}])
     refuse(ValueError, r"latency_unit 'words'", latency_unit="words")
@@ -111,6 +114,9 @@ def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
         FileNotFoundError, r"nothing", systems=[system, {**system, "name": "b", "options": {"checkpoint": "nothing"}}]
     )
     refuse(FileNotFoundError, r"missing.de: neither", source="missing.de")
+    for name in ("empty.de", "empty.en"):
+        (tmp_path / name).touch()
+    refuse(ValueError, r"empty.de has no line", source="empty.de", reference="empty.en")
     (tmp_path / "short.en").write_text("one line\n")
     refuse(ValueError, r"source and reference must be aligned", reference="short.en")
     with pytest.raises(FileNotFoundError, match="no such configuration"):

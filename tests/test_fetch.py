@@ -49,6 +49,8 @@ def test_an_archive_and_the_other_direction(cache, tmp_path):
             archive.writestr(pattern.replace("*", "x"), text)
     source, target = fetch(OPUS, "en-de", tmp_path)
     assert (source.name, target.name) == ("train.en", "train.de")
+    regional = fetch(OPUS, "en-de-AT", tmp_path)
+    assert [path.name for path in regional] == ["train.en", "train.de-AT"]
     assert read_pairs(tmp_path / OPUS / "train", "en", "de") == [("Yes.", "Ja."), ("No.", "Nein.")]
 
 

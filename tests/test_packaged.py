@@ -71,9 +71,10 @@ def test_translates_the_demo(engines):
 
 
 def real_examples(engine, count):
-    if not SHARED.is_dir():
-        pytest.skip("the shared text is not here")
-    return load_examples(engine.tokenizer, read_pairs(SHARED / "tatoeba-de-en" / "dev", "de", "en")[:count], 64)
+    folder = SHARED / "tatoeba-de-en"
+    if not folder.is_dir():
+        pytest.skip("needs tatoeba-de-en/dev below $DUPLEX_DATA_DIR")
+    return load_examples(engine.tokenizer, read_pairs(folder / "dev", "de", "en")[:count], 64)
 
 
 def test_engine_equals_grid_on_real_text(engines):
@@ -97,7 +98,7 @@ def test_engine_equals_grid_on_real_text(engines):
 
 
 def test_the_approximation_is_close_on_real_text(engines):
-    """Mean KL of the next-token distribution, exact form against product form, in nats: a measurement, bounded."""
+    """Mean KL of the next-token distribution, exact form against approximate form, in nats: a measurement, bounded."""
     kl, cells = divergence(engines["duplex"].model, real_examples(engines["duplex"], 20))
-    print(f"mean KL(exact || product) = {kl:.4f} nats over {cells} cells")
+    print(f"mean KL(exact || approximate) = {kl:.4f} nats over {cells} cells")
     assert kl < 1.0

@@ -68,7 +68,6 @@ def ids_of(tokenizer, source, target):
     return source, torch.tensor([[tokenizer.seed_id, *tokenizer.encode(target)]])
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the parallel text of the shared data folder")
 @pytest.mark.parametrize("language", REAL)
 def test_real_lines_come_back_word_by_word(tokenizer, language):
     for line in real_lines(language):
@@ -119,7 +118,7 @@ def test_memory_of_a_step(grid, gguf):
 def tuned(gguf, tmp_path_factory):
     """The recipe's LoRA fine-tune on Multi30k de-en; its output folder."""
     if not MULTI30K.is_dir():
-        pytest.skip("needs Multi30k in the shared data folder")
+        pytest.skip("needs multi30k below $DUPLEX_DATA_DIR")
     folder = tmp_path_factory.mktemp("smollm2")
     (folder / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "backbone": str(gguf)}))
     with pytest.MonkeyPatch.context() as patch:

@@ -71,13 +71,13 @@ def test_the_report_comes_from_json_alone(tmp_path, capsys):
         "| whole sentence |  | 27.00 ± 0.25 | 47.00 ± 0.25 | 0.90 | 11.000 ± 0.250 | 11.000 ± 0.250 | - "
         "| 11.000 ± 0.250 | 0.500 ± 0.250 | 5.50 ± 0.25 | - | 4.50 |",
         "| wait-k | k = 1 | - | - | 7.0 | 8.0 | 99 | 120 | 450 | 460 |",
-        r"| grid \| x | lam = 0.01 | 12.5% | 0.0% | 25.0% | 50.0% | 100.0% | True |",
+        r"| grid \| x | lam = 0.01 | 12.5% | 0.0% | 25.0% | 50.0% | 100.0% | yes |",
         "- mean over AL 1.50 to 3.25: +1.23 BLEU [+0.50, +2.00], p = 0.0120",
         "- at AL 2: +1.23 BLEU [+0.50, +2.00], p = 0.0120",
         "- at AL 9: outside the range",
         r"| BLEU | AL of wait-k | AL of grid \| x | share |",
         "| 24.00 | 3.50 | 2.80 | 80% |",
-        "| 26.00 | 3.60 | never | - |",
+        "| 26.00 | 3.60 | not reached | - |",
         "| 20.00 | 1.20 | <= 1.50 | - |",
         "| 20.00 | 3.00 | <= 1.50 | <= 50% |",
         "- sentences: 9, 1 of them without output",
@@ -104,7 +104,7 @@ def test_without_a_common_range_what_was_measured_is_told():
     text = "\n".join(comparison_section(single))
     assert "- no range of AL that both cover" in text and "- at AL 2: +1.23 BLEU" in text and "| 80% |" in text
     assert "(80%)" in comparison_text(single)
-    assert "  at AL 3.00 of both: +1.23 BLEU [" in comparison_text({**COMPARISON, "range": [3.0, 3.0]})
+    assert "  between their only points: +1.23 BLEU [" in comparison_text({**COMPARISON, "range": None})
 
 
 def test_the_same_json_gives_the_same_files(tmp_path):

@@ -89,16 +89,17 @@ def test_sentences_without_output_have_no_latency():
     assert np.isfinite(frontier.latency).all() and np.isfinite(frontier.quality).all()
 
 
-def test_two_systems_with_one_latency_are_compared_there():
+def test_two_systems_of_one_point_are_compared_wherever_they_are():
     better, worse = damaged(0.25, 1), damaged(0.3, 2)
-    single = compare(points((better, 3)), points((worse, 3)))
-    assert single["range"] == [3, 3] and single["mean_gain"]["interval"][0] < single["mean_gain"]["interval"][1]
+    single = compare(points((better, 3)), points((worse, 5)))
+    assert single["range"] is None and single["mean_gain"]["interval"][0] < single["mean_gain"]["interval"][1]
     both = compare(points((better, 2), (better, 4)), points((worse, 2), (worse, 4)), at=(3,))
     assert single["mean_gain"] == both["at"][0]["gain"]
 
 
 def test_frontiers_without_a_common_range_have_no_gain():
-    left, right = points((damaged(0.2, 1), 1)), points((damaged(0.2, 2), 4))
+    left = points((damaged(0.2, 1), 1), (damaged(0.1, 1), 2))
+    right = points((damaged(0.2, 2), 4))
     assert compare(left, right, at=(2,))["mean_gain"] is None and isinstance(left, Points)
 
 

@@ -65,6 +65,19 @@ def test_no_policy_beats_the_best_path_and_the_whole_source_is_the_last_row(toke
             assert curves["head"][f"{lam}, {theta}"] == pytest.approx(alone)
 
 
+def test_prices_and_thresholds_out_of_range_are_refused(tmp_path):
+    for options in (["--lam", "0.02", "0"], ["--theta", "1.5"]):
+        with pytest.raises(ValueError, match="lam = 0.0|theta = 1.5"):
+            main([str(tmp_path / "text"), *options])
+
+
+def test_a_price_given_twice_is_measured_once(tokenizer):
+    model = tiny_grid(vocab_size=tokenizer.vocab_size)
+    examples = [make_example(tokenizer, *pair) for pair in demo_pairs()[:3]]
+    once, twice = (measure(model, batches_of(examples), [0.02] * count, (0.5,) * count) for count in (1, 2))
+    assert once == twice
+
+
 def test_a_run_over_files(tmp_path, checkpoint, capsys):
     write_files(tmp_path, *zip(*demo_pairs()[:5], strict=True))
     for side, language in (("source", "de"), ("reference", "en")):

@@ -12,7 +12,13 @@ from evaluation.testsets import language_defaults, main, sacrebleu_files
 
 @pytest.mark.parametrize(
     "languages,unit,tokenizer",
-    [(None, "word", "13a"), ("de-en", "word", "13a"), ("en-vi", "word", "13a"), ("en-zh", "char", "zh")],
+    [
+        (None, "word", "13a"),
+        ("de-en", "word", "13a"),
+        ("en-vi", "word", "13a"),
+        ("en-zh", "char", "zh"),
+        ("en-ZH_TW", "char", "zh"),
+    ],
 )
 def test_language_defaults(languages, unit, tokenizer):
     assert language_defaults(languages) == (unit, tokenizer, None)

@@ -91,8 +91,8 @@ def fetch(dataset, languages, data_dir):
     Raises ValueError or FileNotFoundError as `find_entry`, `read_entry` and `write_pairs` do.
     """
     folder = Path(data_dir) / dataset
-    files = [folder / f"train.{language}" for language in languages.split("-")]
-    if len(files) == 2 and all(file.is_file() for file in files):
+    files = [folder / f"train.{language}" for language in split_languages(languages)]
+    if all(file.is_file() for file in files):
         return files
     entry, swapped = find_entry(dataset, languages)
     records = read_entry(entry, files)

@@ -16,6 +16,22 @@ class DataSettings:
     dev_sentences: int = 300  # dev pairs that validation uses
 
 
+VALID = {
+    "greater than 0": lambda value: value > 0,
+    "of at least 0": lambda value: value >= 0,
+    "from 0 to 1": lambda value: 0 <= value <= 1,
+    "of at least 0 and less than 1": lambda value: 0 <= value < 1,
+}
+
+
+def check_values(settings, wanted, *keys):
+    """Raise ValueError naming the first of the keys whose value is not as `wanted`, a key of VALID."""
+    for key in keys:
+        value = getattr(settings, key)
+        if not VALID[wanted](value):
+            raise ValueError(f"{key} = {value}: use a value {wanted}")
+
+
 @dataclass(frozen=True)
 class StageSettings:
     steps: int
@@ -33,17 +49,19 @@ class StageSettings:
     checkpoint_minutes: float = 5.0
 
     def __post_init__(self):
-        for key in ("steps", "budget", "lr", "clip", "validate_every", "log_every"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"{key} = {getattr(self, key)}: use a value greater than 0")
-        for key in ("decay", "dropout", "label_smoothing", "ema"):
-            if not 0 <= getattr(self, key) < 1 and not (key == "decay" and self.decay == 1):
-                raise ValueError(f"{key} = {getattr(self, key)}: use a share, at least 0 and less than 1")
+        check_values(self, "greater than 0", "steps", "budget", "lr", "clip", "validate_every", "log_every")
+        check_values(self, "of at least 0", "warmup", "weight_decay")
+        check_values(self, "from 0 to 1", "decay")
+        check_values(self, "of at least 0 and less than 1", "dropout", "label_smoothing", "ema")
 
 
 @dataclass(frozen=True)
 class LmSettings(StageSettings):
     source_weight: float = 0.3  # weight of the source-token loss
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_values(self, "of at least 0", "source_weight")
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,8 @@ class DuplexSettings(StageSettings):
 
     def __post_init__(self):
         super().__post_init__()
+        check_values(self, "of at least 0", "emit_weight")
+        check_values(self, "from 0 to 1", "distill")
         if self.lam_draws < 1:
             raise ValueError(f"lam_draws = {self.lam_draws}: without a drawn lam the EMIT head learns nothing")
         if not 0 < self.lam_min <= self.lam_max or not self.lam_lm > 0:
@@ -72,6 +92,10 @@ class LoraSettings:
     r: int = 64  # rank
     alpha: float = 128.0  # the adapters' output is scaled by alpha / r
     dropout: float = 0.0  # of the adapters' input
+
+    def __post_init__(self):
+        check_values(self, "greater than 0", "r", "alpha")
+        check_values(self, "of at least 0 and less than 1", "dropout")
 
 
 @dataclass(frozen=True)

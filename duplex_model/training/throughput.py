@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from duplex_model.data import load_examples, read_pairs
 from duplex_model.losses import best_masks, decision_grid
 from duplex_model.model import DuplexModel, cast_weights
-from duplex_model.settings import add_data_dir, load_settings
+from duplex_model.settings import add_data_dir, at_least_one, load_settings
 from duplex_model.training.build import build_config, build_tokenizer, prepare
 from duplex_model.training.loop import BatchStream, backward
 from duplex_model.training.settings import TrainSettings
@@ -101,7 +101,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m duplex_model.training.throughput", description=__doc__)
     parser.add_argument("config", help="training recipe")
     add_data_dir(parser)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=at_least_one, default=20)
     args = parser.parse_args(arguments)
     settings = load_settings(TrainSettings, args.config)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
