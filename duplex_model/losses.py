@@ -83,14 +83,14 @@ class DuplexLoss(nn.Module):
         return torch.stack([s.float() for s in sums]), torch.tensor([float(c) for c in counts], device=heatmap.device)
 
     def softened(self, block, labels, mask, last):
-        """L_LM (a sum) over the cells in `mask` [B, R, Y] with softened labels."""
+        """L_LM (a sum, nats) over the cells in `mask` [B, R, Y], its labels [B, R, Y] softened; last [B]: last rows."""
         logits = self.model.lm_logits(block.outputs[mask]).float()
         wanted = self.soft_labels(block, labels[mask], mask, last) if self.distill else labels[mask]
         return F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=self.label_smoothing)
 
     def soft_labels(self, block, labels, mask, last):
-        """Label distributions [n, V] of the n cells in `mask`: above the last row a share `distill` of what the model
-        predicts there, with the whole source read."""
+        """Label distributions [n, V] of the n cells in `mask` with the labels `labels` [n]: above the last row a share
+        `distill` of what the model predicts there, with the whole source read."""
         sentence, row, column = mask.nonzero(as_tuple=True)
         with torch.no_grad():
             final = block.outputs[torch.arange(len(last), device=last.device), last]

@@ -23,6 +23,7 @@ from duplex_model.data import load_examples, read_pairs
 from duplex_model.settings import add_data_dir, at_least_one, from_mapping, load_settings
 from duplex_model.training.settings import TrainSettings
 from evaluation.files import write_json
+from evaluation.measurement import checkpoint_sha256, versions
 from evaluation.tables import markdown_table
 from evaluation.teacher_forced import batches_of, measure, nats_at, reached_at, trained_prices
 
@@ -100,6 +101,9 @@ def score(folder, settings, data_dir, areas, sentences, thetas=(0.5,)):
         "at_area": places,
         "reached": sum(shares) / len(shares) if shares else None,
         "curves": curves,
+        "sentences": len(pairs),
+        "checkpoint_sha256": checkpoint_sha256(folder),
+        "versions": versions(),
     }
 
 

@@ -176,7 +176,7 @@ def _submit(tasks, cluster, options, scratch):
     try:
         import submitit
     except ImportError as error:
-        raise ValueError("--cluster needs submitit: pip install 'duplex-simulmt[cluster]'") from error
+        raise ValueError("--cluster needs submitit: pip install -e '.[cluster]'") from error
     executor = submitit.AutoExecutor(folder=scratch, cluster=cluster)
     defaults = {"name": "simulmt-sweep", "cpus_per_task": tasks[0].threads, "timeout_min": 24 * 60}
     executor.update_parameters(**{**defaults, **options})

@@ -21,7 +21,7 @@ def find_entry(dataset, languages):
         from mtdata.index import get_entries
         from mtdata.iso.bcp47 import BCP47Tag, bcp47
     except ImportError as error:
-        raise ValueError("training text needs mtdata: pip install 'duplex-simulmt[data]'") from error
+        raise ValueError("training text needs mtdata: pip install -e '.[data]'") from error
     source, target = split_languages(languages)
     pair = bcp47(source), bcp47(target)  # ValueError for a code that is none
     entries = {str(entry.did): entry for entry in get_entries(langs=pair, fuzzy_match=True)}

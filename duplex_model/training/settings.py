@@ -6,6 +6,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DataSettings:
+    """The parallel text, and how it is counted."""
+
     train: tuple[str, ...]  # file prefixes below the data directory, without the language
     dev: str
     source: str = "de"  # language codes: the files' endings
@@ -34,6 +36,8 @@ def check_values(settings, wanted, *keys):
 
 @dataclass(frozen=True)
 class StageSettings:
+    """What both stages have: size and number of steps, schedule, regularisation, validation."""
+
     steps: int
     budget: int  # padded tokens (stage lm) or cells (stage duplex) a batch and process
     lr: float
@@ -57,6 +61,8 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class LmSettings(StageSettings):
+    """Stage `lm`: the causal LM under wait-k masks."""
+
     source_weight: float = 0.3  # weight of the source-token loss
 
     def __post_init__(self):
@@ -66,6 +72,8 @@ class LmSettings(StageSettings):
 
 @dataclass(frozen=True)
 class DuplexSettings(StageSettings):
+    """Stage `duplex`: the grid with L_LM + emit_weight * L_emit."""
+
     lam_min: float = 0.003  # lam is drawn log-uniformly from [lam_min, lam_max], nats per cell
     lam_max: float = 0.15
     lam_draws: int = 2  # values of lam a batch
@@ -89,6 +97,8 @@ class DuplexSettings(StageSettings):
 
 @dataclass(frozen=True)
 class LoraSettings:
+    """Low-rank adapters on all linear layers of a backbone."""
+
     r: int = 64  # rank
     alpha: float = 128.0  # the adapters' output is scaled by alpha / r
     dropout: float = 0.0  # of the adapters' input
@@ -100,6 +110,8 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
+    """A recipe: text, model and stages."""
+
     name: str
     data: DataSettings
     duplex: DuplexSettings

@@ -22,10 +22,12 @@ class LmStage:
 
     @staticmethod
     def cost(X, Y):
+        """What a sentence takes of a batch's budget, tokens."""
         return X + Y
 
     @staticmethod
     def work(batch):
+        """Tokens of the batch, without padding."""
         return batch.source_len.sum() + batch.target_len.sum()
 
     @staticmethod
@@ -61,10 +63,12 @@ class DuplexStage:
 
     @staticmethod
     def cost(X, Y):
+        """What a sentence takes of a batch's budget, cells."""
         return X * Y
 
     @staticmethod
     def work(batch):
+        """Cells of the batch, without padding."""
         return (batch.source_len * batch.target_len).sum()
 
     def draw(self, batch):
