@@ -1,5 +1,6 @@
 """Parallel text to padded batches with the word structure that path, losses and wait-k masks need."""
 
+import re
 import unicodedata
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -83,33 +84,33 @@ def read_lines(path):
 
     Raises FileNotFoundError or, if it is not UTF-8, ValueError, naming the file and the remedy.
     """
+    return [line.rstrip("\r") for line in _lines_of(_text_of(path, "utf-8-sig"))]
+
+
+def simuleval_lines(path):
+    """As `read_lines`, but the lines that SimulEval reads: a lone carriage return ends one, a byte-order mark stays."""
+    return _lines_of(re.sub("\r\n?", "\n", _text_of(path, "utf-8")))
+
+
+def _text_of(path, encoding):
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such text file; check the path or set the data directory")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode(encoding)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error}); convert the file") from error
+
+
+def _lines_of(text):
     lines = text.split("\n")
-    return [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
-
-
-def simuleval_lines(path):
-    """The lines of a text file as SimulEval numbers them: a lone carriage return ends one, too."""
-    with open(path, encoding="utf-8") as file:
-        return file.readlines()
+    return lines[:-1] if lines[-1] == "" else lines
 
 
 def check_aligned(source, reference):
-    """Raise FileNotFoundError for a missing file, ValueError if the two (None: not given) differ in their line counts.
-
-    Lines are counted as SimulEval reads them: a lone carriage return ends one, too.
-    """
-    counts = []
-    for path in (source, reference):
-        if path:
-            read_lines(path)  # for its errors
-            counts.append(len(simuleval_lines(path)))
+    """Raise ValueError if the two files (None: not given) differ in their counts of SimulEval's lines; what
+    `simuleval_lines` raises, too."""
+    counts = [len(simuleval_lines(path)) for path in (source, reference) if path]
     if len(set(counts)) > 1:
         raise ValueError(
             f"{source} has {counts[0]} lines but {reference} has {counts[1]}; source and reference must be aligned"

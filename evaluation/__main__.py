@@ -13,7 +13,7 @@ from pathlib import Path
 from sacrebleu.metrics import BLEU
 from simuleval.data.dataloader import TextToTextDataloader
 
-from duplex_model.data import check_aligned, read_lines
+from duplex_model.data import check_aligned, simuleval_lines
 from duplex_model.settings import add_data_dir, at_least_one, load_settings
 from evaluation.comet import ENVIRONMENT, checked_model, package_version, write_comet
 from evaluation.examples import compute_examples, example_point, write_examples
@@ -55,7 +55,7 @@ def parse_arguments(arguments=None):
 
 def check_points(settings, points, source, reference, output):
     """Raise for a wrong option, value or checkpoint of any point, and for wrong examples; loads no model."""
-    lines = read_lines(source)
+    lines = simuleval_lines(source)
     if not lines:
         raise ValueError(f"{source} has no line")
     for point in points:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from agents.duplex_agent import DuplexAgent
-from duplex_model.data import example_of_ids, read_lines
+from duplex_model.data import example_of_ids, simuleval_lines
 from duplex_model.layers import only_rows
 from duplex_model.path import optimal_path
 from duplex_model.tokenizer import EOS, SPACE
@@ -40,7 +40,7 @@ def _example_at(settings, point, source, reference, number):
     torch.set_num_threads(settings.threads)
     args = simuleval_arguments(point, source, reference, Path(), settings.latency_unit)
     engine, policy = engine_for(DuplexAgent, args), DuplexAgent.build_policy(args)
-    return example_of(engine, number, read_lines(source)[number - 1], policy)
+    return example_of(engine, number, simuleval_lines(source)[number - 1], policy)
 
 
 def example_of(engine, number, line, policy):

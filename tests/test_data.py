@@ -6,8 +6,18 @@ import torch
 from conftest import demo_pairs
 from hypothesis import given
 from hypothesis import strategies as st
+from simuleval.data.dataloader import TextToTextDataloader
 
-from duplex_model.data import Example, collate, load_examples, make_batches, make_example, read_lines, read_pairs
+from duplex_model.data import (
+    Example,
+    collate,
+    load_examples,
+    make_batches,
+    make_example,
+    read_lines,
+    read_pairs,
+    simuleval_lines,
+)
 from duplex_model.tokenizer import Tokenizer
 
 
@@ -89,6 +99,8 @@ def test_read_lines(tmp_path, content, lines):
     path = tmp_path / "text"
     path.write_bytes(content)
     assert read_lines(path) == lines
+    theirs = TextToTextDataloader.from_files(path, path).source_list
+    assert simuleval_lines(path) == [line.rstrip("\n") for line in theirs]
 
 
 def test_read_lines_names_the_file(tmp_path):
