@@ -29,7 +29,8 @@ class Limits:
 class Engine:
     """A model with its tokenizer, ready to open any number of streams.
 
-    model: DuplexModel or a `transformers` causal LM whose config has an `anchor`.
+    model: DuplexModel or a `transformers` causal LM whose config has an `anchor`. Raises ValueError for a tokenizer
+    that does not fit the model, or a source start that leaves no room below the anchor.
     """
 
     def __init__(self, model, tokenizer, limits=None):
@@ -59,7 +60,8 @@ class Engine:
         return Engine(cast_weights(model, dtype) if dtype else model, self.tokenizer, self.limits)
 
     def open(self, source_length=None):
-        """A new Stream. source_length: tokens with BOS and EOS; only a model with the oracle anchor needs it."""
+        """A new Stream. source_length: tokens with BOS and EOS; only a model with the oracle anchor needs
+        it, and ValueError is raised without it."""
         if self.model.config.anchor == "oracle":
             if source_length is None:
                 raise ValueError("this model's anchor is the true source length, which a live system does not know")

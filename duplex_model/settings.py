@@ -31,7 +31,10 @@ def load_settings(cls, path):
 
 
 def from_mapping(cls, values, where):
-    """Build dataclass `cls` from the mapping `values`; `where` (file and key so far) opens every error message."""
+    """Build dataclass `cls` from the mapping `values`; `where` (file and key so far) opens every message.
+
+    Raises ValueError for a key that is unknown or missing, and for a value of the wrong type or refused by `cls`.
+    """
     if not isinstance(values, dict):
         raise ValueError(f"{where}: expected a mapping of keys to values, got {values!r}")
     fields = {field.name: field for field in dataclasses.fields(cls)}

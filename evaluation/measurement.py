@@ -68,7 +68,7 @@ def circumstances(args, pairs):
 
 
 def load_measured(args):
-    """(model, tokenizer, pairs of lines) of the parsed options."""
+    """(model, tokenizer, pairs of lines) of the parsed options; raises as `load_checkpoint` and `read_pairs` do."""
     model, tokenizer = load_checkpoint(args.checkpoint)
     return model, tokenizer, read_pairs(args.prefix, args.source_language, args.target_language)[: args.limit]
 

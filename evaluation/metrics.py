@@ -21,7 +21,7 @@ DRAWN = 1 << 21  # values that a bootstrap draws together, for speed in little m
 
 
 def average_lagging(delays, source_length, target_length):
-    """AL (Ma et al. 2019) of one sentence, words: delays g(1..), |x|, and the length that gives r = target / |x|."""
+    """AL (Ma et al. 2019) of one sentence with output, words: delays g(1..), |x|, and the length of r = target/|x|."""
     if delays[0] > source_length:
         return delays[0]
     tau = next((t for t, delay in enumerate(delays, 1) if delay >= source_length), len(delays))

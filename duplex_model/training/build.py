@@ -54,7 +54,8 @@ def check_model(settings, where):
 
 
 def build_config(settings, tokenizer):
-    """The DuplexConfig of the settings: over the backbone's, or of a new model for the tokenizer."""
+    """The DuplexConfig of the settings: over the backbone's, or of a new model for the tokenizer. Raises ValueError for
+    settings that do not fit together."""
     values = {
         "lam_min": settings.duplex.lam_min,
         "lam_max": settings.duplex.lam_max,
@@ -84,7 +85,10 @@ def initial_lm(settings, config):
 
 
 def initial_grid(settings, config, lm_folder):
-    """The grid with the stage-1 weights in `lm_folder`, those of the backbone if there is no stage 1, or fresh ones."""
+    """The grid with the stage-1 weights in `lm_folder`, those of the backbone if there is no stage 1, or fresh ones.
+
+    Raises FileNotFoundError if the stage-1 model is missing, ValueError if it is another one than `config` says.
+    """
     if settings.duplex.from_scratch:
         return DuplexModel(config)
     if settings.lm is None:

@@ -58,7 +58,7 @@ def trained_state(module):
 
 
 def load_trained(module, state):
-    """Load what `trained_state` gave, on all processes."""
+    """Load what `trained_state` gave, on all processes; ValueError if it is of another model."""
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     missing, unexpected = sorted(trained - set(state)), sorted(set(state) - set(module.state_dict()))
     if missing or unexpected:
@@ -107,7 +107,8 @@ def backward(accelerator, module, weights, batch, draws):
 
 
 class Run:
-    """One stage's training run in `folder`: resumes from its checkpoint, keeps the best validated weights."""
+    """One stage's training run in `folder`: resumes from its checkpoint, keeps the best validated weights. Raises
+    ValueError if that checkpoint was made of something else, or if the settings cannot be trained so."""
 
     def __init__(self, accelerator, stage, settings, folder, seed, **made_of):
         """made_of: what else the weights depend on; a checkpoint made of something else is refused."""
