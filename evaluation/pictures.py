@@ -17,6 +17,7 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1
 LEVELS = (("black", (0, (8, 6))), ("dimgrey", (0, (2, 2))), ("black", (0, (1, 4))), ("dimgrey", (0, (8, 2, 2, 2))))
 AXES = {"AL": "Average Lagging (source words)", "first_token_words": "First output word after (source words)"}
 REGIMES = {"AL": (3, 6, 15)}  # the published low, medium and high latency
+LEGEND_LINE = 0.2  # inches
 DIRECTIONS = np.linspace(0, 2 * np.pi, 16, endpoint=False)
 
 
@@ -54,9 +55,20 @@ def draw_quality(results, latency, title, path):
     axes.set_title(_plain(title), fontsize=11)
     axes.grid(alpha=0.25)
     _draw_regimes(axes, REGIMES.get(latency, ()), latency)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9, handlelength=4)
+    _draw_legend(figure)
     place_labels(axes, labels)
     return save(figure, path)
+
+
+def _draw_legend(figure):
+    """The legend below the axes, in two columns if they fit, else in one, for which the figure grows."""
+    look = {"loc": "outside lower center", "frameon": False, "fontsize": 9, "handlelength": 4}
+    legend = figure.legend(ncols=2, **look)
+    figure.draw_without_rendering()
+    if legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        figure.set_figheight(figure.get_figheight() + LEGEND_LINE * (len(legend.get_texts()) // 2))
+        figure.legend(ncols=1, **look)
 
 
 def _reads_all_first(points):

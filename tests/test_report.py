@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from conftest import demo_pairs
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from tiny_results import RESULTS, result, write_folder
 
@@ -15,7 +16,7 @@ from duplex_model.checkpoint import PACKAGED, load_checkpoint
 from duplex_model.engine import Engine, Limits
 from duplex_model.policies import EmitHeadPolicy
 from evaluation.examples import example_of, write_examples
-from evaluation.pictures import draw_quality
+from evaluation.pictures import _draw_legend, draw_quality
 from evaluation.report import comparison_section, comparison_text, load_points, main, write_report
 from evaluation.tables import table
 
@@ -172,6 +173,19 @@ def test_a_system_with_one_point_before_the_end_is_a_point(tmp_path):
 
     whole = markers([*RESULTS, result(5, "another whole", {}, 26.0, 11.0)])
     assert markers([*RESULTS, result(5, "one point", {}, 26.0, 2.0)]) > whole
+
+
+@pytest.mark.parametrize("name,columns", [("short", 2), ("a name that is as long as names of systems come to be", 1)])
+def test_the_legend_stays_within_the_picture(name, columns):
+    figure = Figure(figsize=(7.2, 5.4), layout="constrained")
+    axes = figure.add_subplot()
+    for number in range(3):
+        axes.plot([0, 1], label=f"{name} {number}")
+    _draw_legend(figure)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    (left, bottom), (right, _) = legend.get_window_extent().get_points()
+    assert legend._ncols == columns and min(left, bottom) >= 0 and right <= figure.bbox.width
 
 
 def test_only_the_metrics_asked_for_are_shown(tmp_path):
