@@ -23,7 +23,7 @@ from duplex_model.model import DuplexModel
 from duplex_model.policies import EmitHeadPolicy, Offline, WaitK
 from duplex_model.states import GridState
 from duplex_model.tokenizer import EOS
-from evaluation.examples import example_grid
+from evaluation.examples import example_of
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 32, "rope_theta": 500.0}
@@ -202,7 +202,7 @@ def test_an_example_grid_with_a_prompt_and_a_padded_table(folder):
     """Rows are the source's words, columns the output's pieces; the prompt has no decision rows."""
     engine = Engine(DuplexModel.from_backbone(folder, anchor=128), load_tokenizer(folder, prompt="Translate it now:"))
     line = "Ich rufe dich morgen an."
-    example = example_grid(engine, line, EmitHeadPolicy(0.05))
+    example = example_of(engine, 1, line, EmitHeadPolicy(0.05))
     assert example["rows"] == [*line.split(), EOS]
     assert len(example["columns"]) == len(example["heatmap"][0]) == len(example["wait_ok"]) - 1
     ends = [not following.startswith("@@") for following in example["columns"][1:]]
