@@ -192,6 +192,8 @@ def simuleval_arguments(point, source, reference, folder, latency_unit, start_in
     ]
     for key, value in point.agent_options.items():
         option = "--" + key.replace("_", "-")
+        if value is None:
+            parser.error(f"{key} is given without a value")
         if isinstance(value, bool) != isinstance(defaults[key], bool):
             parser.error(f"{key} = {value!r}: only a switch is true or false")
         if value is True:

@@ -92,6 +92,7 @@ def test_mistakes_are_named_before_a_model_is_loaded(tmp_path):
         refuse(ValueError, rf"unknown key '{option}'", systems=[{**system, "options": {option: 1}}])
     refuse(ValueError, r"cannot be imported", systems=[{**system, "agent": "agents.nowhere.Agent"}])
     refuse(ValueError, r"k = False: only a switch is true or false", systems=[{**system, "sweep": {"k": [False]}}])
+    refuse(ValueError, r"checkpoint is given without a value", systems=[{**system, "options": {"checkpoint": None}}])
     refuse(ValueError, r"reject_long = 1: only a switch", systems=[{**system, "options": {"reject_long": 1}}])
     refuse(ValueError, r"the name 'a' is given twice", systems=[system, {**system, "sweep": {"k": [2]}}])
     for no_agent in ("agents.base.StreamAgent", "collections.OrderedDict", "agents.base.LOG"):
