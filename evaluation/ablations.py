@@ -21,6 +21,7 @@ from duplex_model.checkpoint import load_checkpoint
 from duplex_model.config import DuplexConfig
 from duplex_model.data import load_examples, read_pairs
 from duplex_model.settings import add_data_dir, at_least_one, from_mapping, load_settings
+from duplex_model.tokenizer import FILE_NAME
 from duplex_model.training.settings import TrainSettings
 from evaluation.files import write_json
 from evaluation.measurement import checkpoint_sha256, versions
@@ -64,7 +65,7 @@ def stage_1(recipe):
 
 
 def train(recipe, folder, shared, data_dir, processes):
-    """Run the recipe in `folder` unless it is finished; from the stage-1 model of the run `shared`, if one is given."""
+    """Run the recipe in `folder` unless it is finished; from the stage-1 model in `shared`/lm, if one is given."""
     folder.mkdir(parents=True, exist_ok=True)
     known, text = folder / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False)
     if known.is_file() and known.read_text(encoding="utf-8") != text:
@@ -72,10 +73,12 @@ def train(recipe, folder, shared, data_dir, processes):
     known.write_text(text, encoding="utf-8")
     if (folder / "finished").is_file():
         return
-    for part in ("tokenizer", "lm"):  # what a recipe over a backbone may lack
-        if shared and (shared / part).is_dir() and not (folder / part).is_dir():
-            shutil.copytree(shared / part, folder / f"{part}.tmp", dirs_exist_ok=True)
-            os.replace(folder / f"{part}.tmp", folder / part)
+    if shared and (shared / "lm").is_dir() and not (folder / "lm").is_dir():  # a recipe over a backbone may lack it
+        shutil.copytree(shared / "lm", folder / "lm.tmp", dirs_exist_ok=True)
+        if (folder / "lm.tmp" / FILE_NAME).is_file():  # a backbone has its tokenizer elsewhere
+            (folder / "tokenizer").mkdir(exist_ok=True)
+            shutil.copy(folder / "lm.tmp" / FILE_NAME, folder / "tokenizer")
+        os.replace(folder / "lm.tmp", folder / "lm")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += ["-m", "duplex_model.train", str(folder / "recipe.yaml"), "--output", str(folder)]
     command += ["--data-dir", str(data_dir), *(["--stage", "duplex"] if shared else [])]
@@ -128,7 +131,9 @@ def main(arguments=None):
     parser.add_argument("--runs", type=Path, help="folder of the trainings (default: runs/NAME)")
     parser.add_argument("--output", type=Path, help="folder of the results (default: results/NAME)")
     parser.add_argument(
-        "--stage-1", type=Path, help="finished run of the base's stage 1, which is then not trained (default: none)"
+        "--stage-1",
+        type=Path,
+        help="folder with the stage-1 model of the base in lm/: a run or packaged weights; stage 1 is then not trained",
     )
     parser.add_argument("--processes", type=at_least_one, default=2, help="processes of a training")
     args = parser.parse_args(arguments)

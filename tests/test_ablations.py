@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import yaml
@@ -75,7 +76,9 @@ def test_two_variants(tmp_path, monkeypatch, capsys):
     main(arguments)
     assert "fixed lam" in capsys.readouterr().out
     assert not commands
+    shutil.copytree(tmp_path / "runs" / "base" / "lm", tmp_path / "weights" / "lm")
     with pytest.raises(FileNotFoundError):  # nothing was trained, so there is nothing to measure
-        main([*arguments, "--runs", str(tmp_path / "again"), "--stage-1", str(tmp_path / "runs" / "base")])
+        main([*arguments, "--runs", str(tmp_path / "again"), "--stage-1", str(tmp_path / "weights")])
     assert [command[-2:] for command in commands] == [["--stage", "duplex"]]
-    assert (tmp_path / "again" / "base" / "lm" / "model.safetensors").read_bytes() == lm[0]
+    for file in ("lm/model.safetensors", "tokenizer/spm.model"):
+        assert (tmp_path / "again/base" / file).read_bytes() == (tmp_path / "runs/base" / file).read_bytes()
