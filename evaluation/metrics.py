@@ -20,12 +20,22 @@ SAMPLES, SEED = 1000, 12345  # of the bootstrap; the seed is sacreBLEU's default
 DRAWN = 1 << 21  # values that a bootstrap draws together, for speed in little memory
 
 
+def mean_lag(delays, pace):
+    """Mean distance of the delays behind an ideal writer, who writes a word every `pace`; all in one unit."""
+    return mean(delay - t * pace for t, delay in enumerate(delays))
+
+
+def words_before_end(delays, source_length):
+    """Number of words written before the whole source was read."""
+    return sum(1 for _ in itertools.takewhile(lambda delay: delay < source_length, delays))
+
+
 def average_lagging(delays, source_length, target_length):
-    """AL (Ma et al. 2019) of one sentence with output, words: delays g(1..), |x|, and the length of r = target/|x|."""
+    """AL (Ma et al. 2019) of one sentence with output, words: delays g(1..), |x|, and the length of r = target/|x|. Its
+    sum runs to the first word with the whole source."""
     if delays[0] > source_length:
         return delays[0]
-    tau = next((t for t, delay in enumerate(delays, 1) if delay >= source_length), len(delays))
-    return mean(delay - t * source_length / target_length for t, delay in enumerate(delays[:tau]))
+    return mean_lag(delays[: words_before_end(delays, source_length) + 1], source_length / target_length)
 
 
 def differentiable_average_lagging(delays, source_length):
@@ -41,11 +51,8 @@ def differentiable_average_lagging(delays, source_length):
 def yet_another_average_lagging(delays, source_length, target_length):
     """YAAL (Polak et al. 2025) of one sentence, words: LAAL over the words written before the source ends; None if
     there is none."""
-    lags = [
-        delay - t * source_length / target_length
-        for t, delay in enumerate(itertools.takewhile(lambda delay: delay < source_length, delays))
-    ]
-    return mean(lags) if lags else None
+    early = delays[: words_before_end(delays, source_length)]
+    return mean_lag(early, source_length / target_length) if early else None
 
 
 def sentence_latency(delays, source_length, reference_length):
@@ -167,9 +174,8 @@ def score_computation_aware(log, timing, latency_unit, words_per_second):
         source, delays = record["source_length"], record["delays"]
         times = emission_times(timed["calls"], words_per_second)
         length = reference_length(record["reference"], latency_unit)
-        counted = next((t for t, delay in enumerate(delays, 1) if delay >= source), len(delays))
+        counted = [times[delay] for delay in delays[: words_before_end(delays, source) + 1]]
         for name, target in (("AL_CA_ms", length), ("LAAL_CA_ms", max(length, len(delays)))):
-            pace = 1000 * source / words_per_second / target
-            sums[name].append(mean(times[delay] - t * pace for t, delay in enumerate(delays[:counted])))
+            sums[name].append(mean_lag(counted, 1000 * source / words_per_second / target))
     scores = {name: mean(values) if values else None for name, values in sums.items()}
     return scores | {f"{name}_half_width": half_width(values) if values else None for name, values in sums.items()}
